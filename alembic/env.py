@@ -11,7 +11,7 @@ import os
 from alembic import context
 from sqlalchemy import Connection, create_engine, text
 
-from gpuledger_collector.storage.access.row_level_security import lower
+from gpuledger_collector.storage.access.row_level_security import disable
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.server.migrate import own_objects
 
@@ -36,12 +36,12 @@ def run(connection: Connection) -> None:
             on_version_apply=record,
         )
         with context.begin_transaction():
-            # In the transaction of the first migration: without one, nothing is lowered.
-            lower(connection.connection.driver_connection)
+            # In the transaction of the first migration: policies stay when there is none to run.
+            disable(connection.connection.driver_connection)
             context.run_migrations()
     finally:
         connection.rollback()
-        connection.connection.rollback()  # what `lower` began, of which SQLAlchemy knows nothing
+        connection.connection.rollback()  # SQLAlchemy does not know of the transaction that `disable` began
 
 
 def record(ctx, step, **_):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN201 - Alembic's own types

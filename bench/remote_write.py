@@ -28,6 +28,7 @@ import psycopg
 from gpuledger_collector import wiring
 from gpuledger_collector.ingest.remote_write.messages import ONE, RAW
 from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage.database import Database
 from gpuledger_common.exporter_names import EXPORTED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -160,10 +161,10 @@ def ours(made: Sequence[bytes], warm: int) -> tuple[float, float, float, float, 
         wall = send(collector.port, made[warm:])
         cpu, database = cpu_seconds(pid) - before[0], tree_seconds(postmaster) - before[1]
         peak = resident_mib(pid, "VmHWM")
-        with psycopg.connect(collector.dsn(), autocommit=True) as connection:
-            begun = time.process_time()
-            wiring.metering(Settings()).run(connection)
-            meter = time.process_time() - begun
+        begun = time.process_time()
+        wiring.metering(Settings()).run(Database(collector.dsn()))
+        meter = time.process_time() - begun
+        with psycopg.connect(collector.dsn()) as connection:
             row = connection.execute("SELECT count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample").fetchone()
             assert row is not None
         return wall, cpu, database, meter, row[0], peak

@@ -1,8 +1,8 @@
 """When jobs run, and which replica runs them.
 
-Every replica has the schedule, one holds the lock: it runs the jobs until its connection ends, and then any
-other may take over. Jobs are idempotent, so the moment of a handover costs work and nothing else. A run is a row in
-`job_run` from its start on, so that one that was killed can be told from one that never was.
+Every replica has the schedule; the one that holds the lock runs the jobs until its connection ends, and then another
+takes over. Jobs are idempotent, so a handover costs some work and nothing else. A run is a row of `job_run` from its
+start, so that a killed run differs from one that never started.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 
 KEEP_RUNS_DAYS = 14
 
 log = logging.getLogger(__name__)
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[[], Connection]
-"""Opens an autocommit connection. Raises StorageError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A piece of scheduled work; what it returns is kept as the run's detail.
+    """A piece of scheduled work; what it returns is recorded as the detail of the run.
 
-    Jobs run one at a time, but for those `apart`: minutes of work that the others need not wait for.
+    `counts` says what a returned number counts. Jobs run one at a time, except those `apart`: they take minutes, and
+    the others need not wait for them.
     """
 
     name: str
     seconds: int
     work: Callable[[], object]
+    counts: str = ""
     apart: bool = False
 
 
 class Leadership:
-    """Whether this replica runs the jobs: a lock on a connection that serves for nothing else."""
+    """Whether this replica runs the jobs: a lock on a connection of its own."""
 
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._connection: Connection | None = None
         self._lock = threading.Lock()
 
     def holds(self) -> bool:
-        """Whether we hold the lock now, taking it if it is free. False too when the database is away."""
+        """Whether this replica holds the lock, taking it if it is free; False also when the database is unavailable."""
         with self._lock:
             try:
                 if self._connection is not None and not self._connection.closed:
@@ -62,12 +62,12 @@ class Leadership:
                     return True
                 return self._take()
             except (psycopg.Error, StorageError) as error:
-                log.info("this replica cannot hold the jobs now: %s", str(error).partition("\n")[0])
+                log.info("this replica cannot lead now: %s", str(error).partition("\n")[0])
                 self._drop()
                 return False
 
     def _take(self) -> bool:
-        connection = self._connect()
+        connection = self._database.connect()
         if not locks.seize(connection, Lock.JOBS):
             connection.close()
             return False
@@ -92,21 +92,21 @@ class Schedule:
     def __init__(
         self,
         jobs: Sequence[Job],
-        connect: Connect,
+        database: Database,
         clock: Callable[[], dt.datetime],
         metrics: Metrics,
         stopping: threading.Event | None = None,
     ) -> None:
         """`stopping` is set when the schedule stops, for jobs that ask."""
         self._jobs = jobs
-        self._connect = connect
+        self._database = database
         self._clock = clock
         self._metrics = metrics
-        self._leadership = Leadership(connect)
+        self._leadership = Leadership(database)
         self._running = threading.Lock()
         self._apart = threading.Lock()
         self._stopping = stopping or threading.Event()
-        # One thread for each of the two: several would wait for a lock, which lets whomever it likes go first.
+        # One thread for each executor: several would wait for the lock, which keeps no order.
         self._scheduler = BackgroundScheduler(
             timezone=dt.UTC, executors={"default": ThreadPoolExecutor(1), "apart": ThreadPoolExecutor(1)}
         )
@@ -130,8 +130,8 @@ class Schedule:
         self._scheduler.start()
 
     def stop(self, seconds: float) -> None:
-        """Start no more runs, wait for the one under way for at most `seconds`, and give the leadership back."""
-        # Runs that wait for the one under way would otherwise follow it, and take the leadership back.
+        """Start no more runs, wait at most `seconds` for the current one, and release the leadership."""
+        # Otherwise runs that wait for the current one would follow it and take the leadership again.
         self._stopping.set()
         self._scheduler.shutdown(wait=False)
         deadline = time.monotonic() + seconds
@@ -141,10 +141,10 @@ class Schedule:
             self._leadership.close()
             self._running.release()
         else:
-            log.warning("a job is still under way: this replica leads until the process ends")
+            log.warning("a job is still running: this replica leads until the process ends")
 
     def run(self, job: Job) -> None:
-        """Run a job if this replica leads; whatever happens to it is recorded, logged, and does not stop the rest."""
+        """Run a job if this replica leads; a failure is recorded and logged, and does not stop the others."""
         with self._apart if job.apart else self._running:
             if self._stopping.is_set():
                 return
@@ -157,7 +157,8 @@ class Schedule:
         begun = time.perf_counter()
         run_id = self._record_start(job.name)
         try:
-            outcome, detail = "done", str(job.work() or "")
+            result = job.work()
+            outcome, detail = "done", f"{result} {job.counts}" if job.counts else str(result or "")
         except (StorageError, psycopg.OperationalError) as error:
             outcome, detail = "unavailable", str(error).partition("\n")[0]
             log.warning("job %s could not run: %s", job.name, detail)
@@ -181,13 +182,13 @@ class Schedule:
 
     def _record(self, statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
         try:
-            with self._connect() as connection:
+            with self._database.connect() as connection:
                 return connection.execute(statement, values).fetchone()
         except (psycopg.Error, StorageError) as error:
             log.warning("a run could not be recorded: %s", str(error).partition("\n")[0])
             return None
 
 
-def forget_old_runs(connection: Connection, now: dt.datetime) -> None:
-    """Remove the records of runs that nobody looks at any more."""
+def delete_old_runs(connection: Connection, now: dt.datetime) -> None:
+    """Delete the records of runs older than KEEP_RUNS_DAYS."""
     connection.execute("DELETE FROM job_run WHERE started_at < %s", (now - dt.timedelta(days=KEEP_RUNS_DAYS),))

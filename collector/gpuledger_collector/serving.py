@@ -22,7 +22,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
-from gpuledger_collector import wiring
+from gpuledger_collector import scheduled_jobs, wiring
 from gpuledger_collector.api.auth.keys import FileTokens
 from gpuledger_collector.api.limits import bounded_protocol
 from gpuledger_collector.schedule import Schedule
@@ -52,7 +52,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     with listen(settings) as listener, wiring.database(settings) as opened:
         # What a setting can spoil comes before anything is started, or is said to be alive.
         parts = wiring.collector(settings, opened)
-        schedule = wiring.schedule(settings, opened, parts.metrics)
+        schedule = scheduled_jobs.schedule(settings, opened, parts.metrics)
         presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
         parts.readiness.heartbeat = lambda: presence.error
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))

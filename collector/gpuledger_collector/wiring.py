@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gpuledger_collector.notifications.transport import Transport
     from gpuledger_collector.notifications.webhooks import Hook
     from gpuledger_collector.readiness import Readiness
-    from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
     from gpuledger_collector.storage.database import Database
     from gpuledger_collector.storage.server.replicas import Presence
@@ -100,7 +99,7 @@ def _upgrade(dsn: str) -> None:
     """migrate.upgrade, without Alembic where nothing is left to do. Raises StorageError."""
     from gpuledger_collector.storage.server import schema_version
 
-    if not schema_version.is_newest(dsn, walled=True):
+    if not schema_version.is_newest(dsn, secured=True):
         from gpuledger_collector.storage.server import migrate
 
         migrate.upgrade(dsn)
@@ -128,7 +127,6 @@ class Collector:
 
 def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> Collector:
     """App and writers over a database. Nothing is started."""
-    import psycopg
 
     from gpuledger_collector.accounting.placement import Placement
     from gpuledger_collector.api import acks, app, queue, reads, remote_write, samples, series
@@ -142,7 +140,6 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.ingest.batches.store import Store
     from gpuledger_collector.ingest.remote_write.store import RemoteStore
     from gpuledger_collector.readiness import Readiness
-    from gpuledger_collector.storage import database as engine
     from gpuledger_collector.storage.access import tokens
     from gpuledger_collector.storage.ledger import placements
     from gpuledger_collector.storage.telemetry import partitions
@@ -154,10 +151,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
             ScalingGauge(lambda: reads.desired_of(fleet, delay_s), outcomes=lambda: reads.outcomes_of(fleet))
         )
 
-    def connect() -> psycopg.Connection[tuple[Any, ...]]:
-        keywords = engine.parameters(opened.current_dsn(), "gpuledger-ingest")
-        keywords["options"] += f" {INGEST_SESSION}"
-        return psycopg.connect(**keywords, autocommit=True)
+    writing = opened.as_application("gpuledger-ingest", INGEST_SESSION)
 
     def on_flush(size: int, _samples: int, seconds: float) -> None:
         metrics.flush_batches.observe(size)
@@ -175,14 +169,10 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         queue_batches=settings.queue_batches,
         queue_bytes=settings.queue_bytes,
     )
-    commit = GroupCommit(store, connect, clock, limits, on_flush)
+    commit = GroupCommit(store, writing.connect, clock, limits, on_flush)
     metrics.watch_queue(lambda: commit.waiting)
     keys = Keys(
-        tokens.Book(
-            lambda: engine.open_connection(
-                opened.current_dsn(), autocommit=True, application="gpuledger-tokens", session=TOKENS_SESSION
-            )
-        ),
+        tokens.TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
         lambda: round(clock().timestamp() * 1000),
         FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
         settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
@@ -200,7 +190,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     )
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
-    remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush), quota)
+    remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, writing.connect, clock, limits, on_flush), quota)
     readers = reads.Reads(opened, lambda: opened.engine, clock, keys)
     leaving = threading.Event()
     readiness = Readiness(
@@ -259,27 +249,18 @@ def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable
 
 
 def presence(opened: Database, last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None) -> Presence:
-    """The heartbeat of this process in the database, with why it could last not write. Nothing is started."""
-    from gpuledger_collector.storage import database as engine
+    """Create the heartbeat of this process, which carries when and why a write last failed. Nothing is started."""
     from gpuledger_collector.storage.server import migrate
     from gpuledger_collector.storage.server.replicas import Presence
 
-    def connect() -> psycopg.Connection[tuple[Any, ...]]:
-        return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-heartbeat")
-
-    return Presence(connect, migrate.head(), last_error)
+    return Presence(opened.as_application("gpuledger-heartbeat"), migrate.head(), last_error)
 
 
 def reader_watch(opened: Database) -> ReaderWatch:
-    """What ends sessions of readers that go beyond their limits. Nothing is started."""
-    from gpuledger_collector.storage import database as engine
+    """Create the watch that ends sessions of readers beyond their limits. Nothing is started."""
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
 
-    def connect(session: str) -> psycopg.Connection[tuple[Any, ...]]:
-        dsn = opened.current_dsn()
-        return engine.open_connection(dsn, autocommit=True, application="gpuledger-watch", session=session)
-
-    return ReaderWatch(connect)
+    return ReaderWatch(opened)
 
 
 def readiness_problems(opened: Database) -> str | None:
@@ -287,185 +268,18 @@ def readiness_problems(opened: Database) -> str | None:
     from gpuledger_collector.storage.errors import StorageError
 
     try:
-        _require_current(opened.current_dsn())
+        _require_current(opened.dsn)
     except StorageError as error:
         return str(error)
     return None
 
 
 def count_partitions(opened: Database) -> int:
-    """How many partitions of evidence there are. Raises StorageError, psycopg.Error."""
-    from gpuledger_collector.storage import database as engine
+    """Count the partitions of evidence. Raises StorageError, psycopg.Error."""
     from gpuledger_collector.storage.telemetry import partitions
 
-    with engine.open_connection(opened.current_dsn(), autocommit=True) as connection:
+    with opened.connect() as connection:
         return partitions.count(connection)
-
-
-def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule:
-    """The scheduled jobs over a database. Nothing is started."""
-    from gpuledger_collector.schedule import Schedule
-    from gpuledger_collector.storage import database as engine
-
-    def connect() -> psycopg.Connection[tuple[Any, ...]]:
-        return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-jobs")
-
-    stopping = threading.Event()
-    return Schedule(jobs(settings, opened, connect, stopping.is_set), connect, now, metrics, stopping)
-
-
-def jobs(
-    settings: Settings,
-    opened: Database,
-    connect: Callable[[], psycopg.Connection[tuple[Any, ...]]],
-    stopping: Callable[[], bool] = lambda: False,
-) -> list[Job]:
-    """Every scheduled job with its interval; long ones ask `stopping` whether to leave the rest to the next run."""
-    from gpuledger_collector import jobs as work
-    from gpuledger_collector.ingest.batches import counters
-    from gpuledger_collector.jobs.advise_scaling import advise_scaling
-    from gpuledger_collector.jobs.expire import expire
-    from gpuledger_collector.jobs.find_anomalies import find_anomalies
-    from gpuledger_collector.jobs.find_idle import find_idle
-    from gpuledger_collector.jobs.merge_partitions import merge_partitions
-    from gpuledger_collector.jobs.notify_findings import notify_findings
-    from gpuledger_collector.jobs.pack_samples import pack_samples
-    from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
-    from gpuledger_collector.jobs.recommend import recommend
-    from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
-    from gpuledger_collector.jobs.roll_up_series import roll_up_series
-    from gpuledger_collector.jobs.store_forecasts import store_forecasts
-    from gpuledger_collector.jobs.watch_budgets import watch_budgets
-    from gpuledger_collector.jobs.watch_spending import SpendingWatch
-    from gpuledger_collector.notifications import budget_mail
-    from gpuledger_collector.notifications import finding_mail as finding_mail
-    from gpuledger_collector.schedule import Job, forget_old_runs
-    from gpuledger_collector.storage.billing.budgets import BudgetBook
-    from gpuledger_collector.storage.capacity import queues, scaling
-    from gpuledger_collector.storage.capacity.backtests import ForecastStore
-    from gpuledger_collector.storage.notifications import outbox
-    from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
-    from gpuledger_collector.storage.telemetry import partitions
-    from gpuledger_collector.storage.telemetry.retention import expire_records
-
-    jobs_database = opened.as_application("gpuledger-jobs")
-    book = BudgetBook(connect)
-    spending = SpendingWatch(jobs_database)
-    mails = sender(settings, connect)
-    capacity = scaling.ScalingStore(lambda: opened.engine)
-    notifications, writers = NotificationStore(connect), notification_writers(settings)
-    write = partial(budget_mail.write, links=ack_links(settings))
-
-    def now_ms() -> int:
-        return int(now().timestamp() * 1000)
-
-    scrapes = metering(settings)
-
-    def fold() -> str:
-        return counted(work.fold_usage(opened, stopping=stopping), "accelerator-hours folded")
-
-    def rate() -> str:
-        return counted(work.rate_usage(opened, now_ms(), stopping=stopping), "days rated")
-
-    def meter() -> str:
-        with connect() as connection:
-            return counted(scrapes.run(connection), "slots metered")
-
-    def tidy() -> None:
-        with connect() as connection:
-            forget_old_runs(connection, now())
-            outbox.forget_old(connection, now_ms())
-            counters.delete_old(connection, now_ms())
-            scaling.forget_old(connection, now_ms())
-            queues.forget_old(connection, now_ms())
-            expire_records(connection, now_ms())
-            queues.sum_missing(connection, now_ms())
-
-    return [
-        Job("create_partitions", 3600, lambda: counted(work.create_partitions(opened, now_ms()), "partitions made")),
-        Job("meter_scrapes", settings.roll_up_seconds, meter),
-        Job("fold_usage", settings.roll_up_seconds, fold),
-        Job("rate_usage", settings.rate_seconds, rate),
-        Job(
-            "watch_budgets",
-            settings.budget_seconds,
-            lambda: counted(watch_budgets(book, now_ms(), write), "messages"),
-        ),
-        Job(
-            "find_idle",
-            settings.idle_seconds,
-            lambda: counted(find_idle(jobs_database, now_ms()), "idle findings opened or updated"),
-        ),
-        Job("watch_spending", 60, lambda: counted(spending.run(now_ms()), "episodes opened, updated or resolved")),
-        Job(
-            "find_anomalies",
-            settings.anomaly_seconds,
-            lambda: counted(find_anomalies(jobs_database, now_ms()), "spending episodes"),
-        ),
-        Job(
-            "recommend",
-            settings.recommend_seconds,
-            lambda: counted(recommend(jobs_database, now_ms(), tariff(settings)), "recommendations"),
-        ),
-        Job(
-            "notify_findings", settings.notification_seconds, lambda: notify_findings(notifications, now_ms(), writers)
-        ),
-        Job(
-            "reclaim_idle",
-            settings.notification_seconds,
-            lambda: reclaim_idle(notifications, now_ms(), ways(settings), finding_mail.acted, enabled=settings.actions),
-        ),
-        Job(
-            "advise_scaling",
-            settings.scaling_seconds,
-            lambda: counted(len(advise_scaling(capacity, now_ms())), "pools advised"),
-        ),
-        Job("send_outbox", settings.send_seconds, mails.send_due),
-        Job(
-            "store_forecasts",
-            3_600,
-            lambda: counted(store_forecasts(ForecastStore(lambda: opened.engine), now_ms()), "forecasts kept"),
-        ),
-        Job(
-            "roll_up_series",
-            settings.series_seconds,
-            lambda: counted(
-                roll_up_series(jobs_database, settings.keep_series_days, now_ms(), stopping), "days rolled up"
-            ),
-            apart=True,
-        ),
-        Job(
-            "roll_up_node_utilization",
-            3_600,
-            lambda: counted(
-                roll_up_node_utilization(jobs_database, settings.keep_node_utilization_days, now_ms(), stopping),
-                "days computed",
-            ),
-            apart=True,
-        ),
-        Job(
-            "expire",
-            86_400,
-            lambda: expire(jobs_database, retention_days(settings), now_ms(), stopping),
-            apart=True,
-        ),
-        Job("tidy", 86_400, tidy),
-        Job(
-            "pack_samples",
-            86_400,
-            lambda: pack_samples(jobs_database, archive_retention(settings), now_ms(), stopping=stopping),
-            apart=True,
-        ),
-        Job(
-            "merge_partitions",
-            86_400,
-            lambda: counted(
-                merge_partitions(jobs_database, merged_tables(settings), partitions.coarse_before(now_ms()), stopping),
-                "partitions merged",
-            ),
-            apart=True,
-        ),
-    ]
 
 
 def archive_retention(settings: Settings) -> ArchiveRetention:
@@ -524,15 +338,14 @@ def metering(settings: Settings) -> ScrapeMeter:
     """The meter of what remote write brought."""
     from gpuledger_collector.ingest.batches.store import Store
     from gpuledger_collector.ingest.remote_write.metering import MeterLimits, ScrapeMeter
-    from gpuledger_collector.storage import locks
     from gpuledger_collector.storage.ledger import placements
 
     limits = MeterLimits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
     store = Store(partition_maker(now), placements.settle)
-    return ScrapeMeter(store, limits, partial(locks.beside, lock=locks.Lock.SCRAPES))
+    return ScrapeMeter(store, limits)
 
 
-def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:
+def sender(settings: Settings, opened: Database) -> Sender:
     """The sender of waiting messages over the ways that the settings name; the others wait for theirs."""
     from gpuledger_collector.notifications.folder import Folder
     from gpuledger_collector.notifications.sender import Sender
@@ -557,7 +370,7 @@ def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[An
         )
     if settings.hooks_file is not None:
         ways |= {channel: hook(settings, channel) for channel in ("slack", "webhook")}
-    return Sender(Box(connect), ways, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
+    return Sender(Box(opened.connect), ways, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
 
 
 def hook(settings: Settings, channel: str) -> Hook:
@@ -611,8 +424,3 @@ def ack_links(settings: Settings) -> AckLinks | None:
     from gpuledger_collector.settings import read_link_secret
 
     return AckLinks(settings.public_url, read_link_secret(settings.link_secret_file))
-
-
-def counted(number: int, what: str) -> str:
-    """What a job did, as the detail of its run."""
-    return f"{number} {what}"

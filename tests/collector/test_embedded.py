@@ -19,8 +19,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from fakes.postgres import open_folder
-from gpuledger_collector.storage.access import readers
-from gpuledger_collector.storage.access import row_level_security as row_level_security
+from gpuledger_collector.storage.access import readers, row_level_security
 from gpuledger_collector.storage.errors import EnvironmentLacks
 from gpuledger_collector.storage.server import binaries, embedded, embedded_roles, migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
@@ -346,7 +345,7 @@ def test_the_ledgers_role_is_no_superuser(server):
                 connection.execute(attack)
     migrate.upgrade(server.dsn)
     with psycopg.connect(server.dsn) as connection:
-        assert row_level_security.stands(connection)
+        assert row_level_security.is_enabled(connection)
         owners = connection.execute(
             "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'public'::regnamespace"
         ).fetchall()
@@ -379,8 +378,8 @@ def test_a_data_folder_of_before_gets_its_roles(folder):
                 "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proowner <> %s::regrole"
             )
             assert connection.execute(routines, ("gpuledger",)).fetchall() == []
-            assert row_level_security.stands(connection)
-            with row_level_security.behind(connection, {"team": "vision"}):
+            assert row_level_security.is_enabled(connection)
+            with row_level_security.as_viewer(connection, {"team": "vision"}):
                 assert connection.execute("SELECT current_user").fetchone() == (row_level_security.ROLE,)
             readers.grant(connection, "dashboards", None, {"team": "vision"})
             partitions.ensure(connection, "usage_interval", [30_001 * partitions.DAY_MS])

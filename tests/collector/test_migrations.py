@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fakes.postgres import administrator
 from gpuledger_collector import wiring
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.access import row_level_security as row_level_security
+from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.database import open_connection, parameters
 from gpuledger_collector.storage.errors import SchemaBehind, ServerUnavailable
 from gpuledger_collector.storage.schema import metadata
@@ -101,11 +101,11 @@ def test_the_short_look_agrees_with_the_long_one(empty_dsn):
     """An empty database, an older and a newer one are no newest one; a current one is, once its wall stands, too."""
     assert not schema_version.is_newest(empty_dsn)
     migrate.upgrade(empty_dsn)
-    assert schema_version.is_newest(empty_dsn, walled=True)
+    assert schema_version.is_newest(empty_dsn, secured=True)
     with open_connection(empty_dsn) as connection:
-        row_level_security.lower(connection)
+        row_level_security.disable(connection)
     assert schema_version.is_newest(empty_dsn)
-    assert not schema_version.is_newest(empty_dsn, walled=True)
+    assert not schema_version.is_newest(empty_dsn, secured=True)
     for other in (None, "9999"):
         set_revision(empty_dsn, other)
         assert not schema_version.is_newest(empty_dsn)

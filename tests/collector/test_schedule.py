@@ -9,26 +9,21 @@ import pytest
 
 from fakes.replicas import until
 from gpuledger_collector.api.metrics import Metrics
-from gpuledger_collector.schedule import KEEP_RUNS_DAYS, Job, Leadership, Schedule, forget_old_runs
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.schedule import KEEP_RUNS_DAYS, Job, Leadership, Schedule, delete_old_runs
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import ServerUnavailable
 
 NOON = dt.datetime(2026, 10, 1, 12, tzinfo=dt.UTC)
 
 
-@pytest.fixture
-def connect(dsn):
-    return lambda: open_connection(dsn, autocommit=True)
-
-
-def runs(connect) -> list[tuple]:
-    with connect() as connection:
+def runs(database) -> list[tuple]:
+    with database.connect() as connection:
         return connection.execute("SELECT job, outcome, detail, started_at FROM job_run ORDER BY id").fetchall()
 
 
-def test_one_replica_leads_until_its_connection_ends(connect, dsn):
+def test_one_replica_leads_until_its_connection_ends(database, dsn):
     """The second replica waits; when the first one's connection is lost it takes over."""
-    first, second = Leadership(connect), Leadership(connect)
+    first, second = Leadership(database), Leadership(database)
     assert first.holds()
     assert first.holds()
     assert not second.holds()
@@ -41,7 +36,7 @@ def test_one_replica_leads_until_its_connection_ends(connect, dsn):
     first.close()
 
 
-def test_every_run_leaves_a_row_and_no_failure_stops_the_rest(connect):
+def test_every_run_leaves_a_row_and_no_failure_stops_the_rest(database):
     """What a job says, that it failed, that the database was away: all in job_run, and the next job runs."""
 
     def fail() -> None:
@@ -51,12 +46,17 @@ def test_every_run_leaves_a_row_and_no_failure_stops_the_rest(connect):
         raise ServerUnavailable("the database is away")
 
     metrics = Metrics()
-    made = [Job("good", 60, lambda: "3 days rated"), Job("bad", 60, fail), Job("away", 60, away), Job("quiet", 60, int)]
-    schedule = Schedule(made, connect, lambda: NOON, metrics)
+    made = [
+        Job("good", 60, lambda: 3, "days rated"),
+        Job("bad", 60, fail),
+        Job("away", 60, away),
+        Job("quiet", 60, int),
+    ]
+    schedule = Schedule(made, database, lambda: NOON, metrics)
     for job in made:
         schedule.run(job)
     schedule._leadership.close()
-    assert runs(connect) == [
+    assert runs(database) == [
         ("good", "done", "3 days rated", NOON),
         ("bad", "failed", "ValueError: wrong sums", NOON),
         ("away", "unavailable", "the database is away", NOON),
@@ -65,21 +65,21 @@ def test_every_run_leaves_a_row_and_no_failure_stops_the_rest(connect):
     assert metrics.registry.get_sample_value("gpuledger_job_runs_total", {"job": "bad", "outcome": "failed"}) == 1
 
 
-def test_a_replica_that_does_not_lead_runs_nothing(connect):
+def test_a_replica_that_does_not_lead_runs_nothing(database):
     """While another one holds the lock, a job is left to it."""
-    other = Leadership(connect)
+    other = Leadership(database)
     assert other.holds()
-    schedule = Schedule([], connect, lambda: NOON, Metrics())
+    schedule = Schedule([], database, lambda: NOON, Metrics())
     schedule.run(Job("job", 60, lambda: pytest.fail("must not run")))
-    assert runs(connect) == []
+    assert runs(database) == []
     other.close()
 
 
-def test_jobs_run_at_once_and_again_until_stopped(connect):
+def test_jobs_run_at_once_and_again_until_stopped(database):
     """Started, each job runs in their order without waiting for its first interval; stopped, none runs any more."""
     order: list[str] = []
     made = [Job(name, 1, lambda name=name: order.append(name)) for name in ("a", "b", "c")]
-    schedule = Schedule(made, connect, lambda: dt.datetime.now(dt.UTC), Metrics())
+    schedule = Schedule(made, database, lambda: dt.datetime.now(dt.UTC), Metrics())
     schedule.start()
     until(lambda: len(order) >= 6)
     schedule.stop(60)
@@ -91,25 +91,21 @@ def test_jobs_run_at_once_and_again_until_stopped(connect):
 
 def test_a_database_that_is_away_stops_no_schedule():
     """Without a database nobody leads, and nothing is raised."""
-
-    def connect():
-        raise ServerUnavailable("away")
-
-    schedule = Schedule([], connect, lambda: NOON, Metrics())
+    schedule = Schedule([], Database("postgresql://nobody@127.0.0.1:1/none"), lambda: NOON, Metrics())
     schedule.run(Job("job", 60, lambda: pytest.fail("must not run")))
 
 
-def test_old_runs_are_forgotten(connect):
+def test_old_runs_are_forgotten(database):
     """Records of runs are kept for two weeks."""
-    with connect() as connection:
+    with database.connect() as connection:
         for days in (KEEP_RUNS_DAYS + 1, KEEP_RUNS_DAYS - 1):
             at = NOON - dt.timedelta(days=days)
             connection.execute("INSERT INTO job_run (job, started_at) VALUES ('x', %s)", (at,))
-        forget_old_runs(connection, NOON)
-    assert len(runs(connect)) == 1
+        delete_old_runs(connection, NOON)
+    assert len(runs(database)) == 1
 
 
-def test_a_job_apart_holds_no_other_up(dsn):
+def test_a_job_apart_holds_no_other_up(database):
     """While it runs the others run; only it waits for itself; stopping tells it to give way."""
     metrics, begun, release, stopping = Metrics(), threading.Event(), threading.Event(), threading.Event()
 
@@ -118,10 +114,7 @@ def test_a_job_apart_holds_no_other_up(dsn):
         assert release.wait(60)
         return "packed"
 
-    def connect():
-        return open_connection(dsn, autocommit=True)
-
-    schedule = Schedule([], connect, lambda: NOON, metrics, stopping)
+    schedule = Schedule([], database, lambda: NOON, metrics, stopping)
     thread = threading.Thread(target=schedule.run, args=[Job("long", 60, long, apart=True)])
     thread.start()
     try:

@@ -6,7 +6,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from collector.money.conftest import fleet, ledger, run, written
@@ -72,7 +71,7 @@ def furnished(fleet, run):
 def reads(dsn):
     """What the pages read, with a clock that stands in the last night of October."""
     engine = connect(dsn)
-    book = tokens.Book(lambda: psycopg.connect(dsn, autocommit=True))
+    book = tokens.TokenStore(Database(dsn))
     keys = Keys(book, lambda: int(OCTOBER_NIGHT.timestamp() * 1000))
     yield Reads(Database(dsn), lambda: engine, lambda: OCTOBER_NIGHT, keys)
     engine.dispose()

@@ -13,6 +13,7 @@ from fakes.batches import NOON_MS, batch
 from fakes.migrations import forbidden, scripts
 from fakes.replicas import Patched, replicas, until
 from gpuledger_collector.cli import build
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import SchemaBehind, TablesLocked
 from gpuledger_collector.storage.server import migrate, schema_version
 from gpuledger_collector.storage.server import replicas as presence
@@ -186,7 +187,7 @@ def test_a_collector_whose_schema_is_past_a_post_migration_is_not_ready(dsn, new
 
 def test_a_dead_collector_stands_against_nothing(dsn, newer):
     """A heartbeat that is older than a minute is nobody's."""
-    alive = presence.Presence(lambda: psycopg.connect(dsn, autocommit=True), HEAD)
+    alive = presence.Presence(Database(dsn), HEAD)
     alive.beat()
     made = migrate.upgrade(dsn)
     assert [step.revision for step in made.left] == [POST]
@@ -198,7 +199,7 @@ def test_a_dead_collector_stands_against_nothing(dsn, newer):
 
 def test_a_newer_collector_stands_against_nothing(dsn, newer):
     """Whoever knows the migration survives it."""
-    presence.Presence(lambda: psycopg.connect(dsn, autocommit=True), POST).beat()
+    presence.Presence(Database(dsn), POST).beat()
     assert migrate.upgrade(dsn).left == ()
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Limit, Reads, denials, guarded, may_read, page
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.access.row_level_security import as_viewer
 
 MOST_NUMBER = 2**63 - 1
 
@@ -37,7 +37,7 @@ def router(reads: Reads) -> APIRouter:
 
 def entries_of(reads: Reads, limit: int, after: int, who: Principal) -> dict[str, Any]:
     """One page of the log, by number."""
-    with reads.ledger.transaction() as connection, behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, as_viewer(connection, who.owner):
         found = [asdict(entry) for entry in audit.entries(connection, after, limit + 1)]
     for entry in found:
         entry |= {name: None if entry[name] is None else json.loads(entry[name]) for name in ("before", "after")}

@@ -21,7 +21,7 @@ from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, denials, guarded, may_read, page, period_of
 from gpuledger_collector.export.disputes import as_object, move_object
 from gpuledger_collector.services.dispute_preview import preview_decision
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import disputes
 from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
 from gpuledger_collector.storage.ledger import zones
@@ -176,7 +176,7 @@ def listed_of(reads: Reads, everything: bool, limit: int, after: str, who: Princ
     if after and not after.isdecimal():
         raise ValueError("after: is not the `next` of an answer")
     states = [state for state in STATES if everything or state not in RESOLVED]
-    with reads.ledger.transaction() as connection, behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, as_viewer(connection, who.owner):
         found = [one for one in disputes.listed(connection, states) if who.sees(one.owner)]
     first = int(after or 0)
     items = [as_object(one) for one in sorted(found, key=lambda one: one.id) if one.id > first]
@@ -188,7 +188,7 @@ def shown_of(reads: Reads, number: int, who: Principal) -> dict[str, Any]:
     """One dispute with its evidence."""
     with reads.ledger.transaction() as connection:
         try:
-            with behind(connection, who.owner):
+            with as_viewer(connection, who.owner):
                 one, sealed = seen(disputes.one(connection, number), who), disputes.evidence(connection, number)
         except NoDispute as error:
             raise HTTPException(404, str(error)) from error
@@ -217,7 +217,7 @@ def opened_of(reads: Reads, opening: Opening, who: Principal) -> dict[str, Any]:
 def answered_of(reads: Reads, number: int, saying: Saying, who: Principal) -> dict[str, Any]:
     """The dispute after something was said."""
     with reads.ledger.transaction() as connection:
-        with behind(connection, who.owner):
+        with as_viewer(connection, who.owner):
             seen(disputes.one(connection, number), who)
         from_owner = who.owner is not None
         return as_object(

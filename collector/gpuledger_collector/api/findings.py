@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.auth.principal import Principal, visible
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, guarded, may_read, page
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.findings.findings import named, progress
 
 Days = Annotated[int, Query(ge=1, le=400, description="How many days back, from now.")]
@@ -62,7 +62,7 @@ def findings_of(
     """One page of findings, and up to when everything was looked at (None: never yet)."""
     now_ms = reads.now_ms
     with reads.ledger.transaction() as connection:
-        with behind(connection, who.owner):
+        with as_viewer(connection, who.owner):
             rows = visible(named(connection, kind, now_ms - days * DAY_MS, now_ms + 1), who)
         looked = progress(connection, kind)
     items = [item_of(row) for row in rows if not open_only or row["resolved_ms"] is None]

@@ -32,7 +32,7 @@ from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.chargeback import direct_costs_by_team
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing import statements as stored
 from gpuledger_collector.storage.billing.budgets import Rehearsal
@@ -167,7 +167,7 @@ def statement_page(reads: Reads, level: str, owner: str, month: str, who: Princi
     with reads.ledger.transaction(read_only=True) as connection:
         chargeback = monthly_chargeback(connection, level, month, reads.now_ms)
         try:
-            with behind(connection, who.owner):
+            with as_viewer(connection, who.owner):
                 return forms.as_html(read_statement(connection, level, owner, month, reads.now_ms, chargeback))
         except NoStatement as error:
             if who.owner is None:
@@ -182,7 +182,7 @@ def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
     nominal = UTC_DAYS.month(month)
     with reads.ledger.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, nominal)
-        with behind(connection, who.owner):
+        with as_viewer(connection, who.owner):
             owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
         made = monthly_chargeback(connection, level, month, reads.now_ms).report
     return forms.index(level, month, [(owner, html.statement_path(level, owner, month)) for owner in owners], made)
@@ -216,7 +216,7 @@ def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: P
         today_ms = calendar.day_of(now_ms).start_ms
         trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
         made = direct_costs_by_team(connection, month, who.owner)
-        with behind(connection, who.owner):
+        with as_viewer(connection, who.owner):
             daily = overview.daily_by_team(connection, trend, who.owner or {})
             seen = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), who)
             odd = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), who)

@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, f
 from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.services.chargeback import NO_INVENTORY, read_chargeback
-from gpuledger_collector.storage.access import row_level_security as row_level_security
+from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.ledger import reports, zones
@@ -58,14 +58,15 @@ class Reads:
         if (owner := who.owner) is None:
             return self
 
+        database = self.ledger.as_viewer(owner)
+
         def opened() -> psycopg.Connection[tuple[Any, ...]]:
-            connection = self.ledger.connect()
-            row_level_security.enter(connection, owner)
+            connection = database.connect()
             connection.autocommit = False
             return connection
 
         made = sa.create_engine("postgresql+psycopg://", creator=opened, poolclass=sa.NullPool)
-        return replace(self, engine=lambda: made)
+        return replace(self, ledger=database, engine=lambda: made)
 
 
 class Seen(Protocol):
@@ -253,7 +254,7 @@ def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
     from gpuledger_collector.services.budget_status import statuses
     from gpuledger_collector.storage.billing.budgets import Rehearsal
 
-    with reads.ledger.transaction() as connection, row_level_security.behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, row_level_security.as_viewer(connection, who.owner):
         found = statuses(Rehearsal(connection), reads.now_ms)
     return {"budgets": rows([one for one in found if who.sees(one.budget.owner)])}
 

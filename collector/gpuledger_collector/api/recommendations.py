@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal, visible
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, guarded, may_read, page
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.findings.recommendations import last_run, listed
 
 STATES = ("open", "accepted", "rejected", "done", "expired")
@@ -61,7 +61,7 @@ def recommendations_of(reads: Reads, state: str, limit: int, after: str, who: Pr
     if unknown := [name for name in states if name not in STATES]:
         raise ValueError(f"state: {unknown[0]!r} is none of {', '.join(STATES)}")
     with reads.ledger.transaction() as connection:
-        with behind(connection, who.owner):
+        with as_viewer(connection, who.owner):
             rows = visible(listed(connection, states), who)
         run = last_run(connection)
     items = sorted((item_of(row) for row in rows if row["key"] > after), key=lambda item: str(item["key"]))

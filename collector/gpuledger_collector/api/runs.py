@@ -19,7 +19,7 @@ from gpuledger_collector.api.intake import authenticate_agent
 from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
 from gpuledger_collector.export.runs import run_json
 from gpuledger_collector.services.run_report import chief_unit_costs, record_progress
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.ledger import runs, zones
 
@@ -90,7 +90,7 @@ def _list(reads: Reads, start: str, end: str, limit: int, who: Principal) -> dic
         raise HTTPException(400, str(error)) from error
     with reads.ledger.transaction() as connection:
         period = zones.in_zone(connection, nominal)
-        with behind(connection, who.owner):
+        with as_viewer(connection, who.owner):
             rows = runs.listed(connection, period, who.owner or {})
         rows.sort(key=lambda row: (-(row.cost_micro or 0), row.key))
         units = chief_unit_costs(connection, rows[:limit], period)

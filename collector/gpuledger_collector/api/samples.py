@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, forma
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
 from gpuledger_collector.api.series import First, Last, instants
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import archive
 from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
@@ -82,7 +82,7 @@ def samples_of(
         raise ValueError("from and to: raw samples go over at most an hour; ask for longer spans with step, in seconds")
     items: list[dict[str, Any]] = []
     passed, left = after, limit
-    with reads.ledger.transaction() as connection, behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, as_viewer(connection, who.owner):
         places = _places(connection, period, uuids, node)
         for place in places:
             whole = _joined(connection, place, step * 1000)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, HTTPException, Query
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant, parse_date, parse_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Limit, Reads, guarded, may_read
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.telemetry import series
 
 STEPS_MS = {"5m": series.STEP_MS, "1h": HOUR_MS, "1d": DAY_MS}
@@ -77,7 +77,7 @@ def series_of(
     if period.ms // step_ms > MOST_STEPS:
         raise ValueError(f"from and to: {period.ms // step_ms} steps of {step}; at most {MOST_STEPS} can be asked for")
     _allowed(who, state)
-    with reads.ledger.transaction() as connection, behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, as_viewer(connection, who.owner):
         found = series.read(connection, period, step_ms, names, who.owner, (state,))
         known = series.known(connection, period, step_ms).tolist()
     shown = found[after : after + limit]

@@ -62,8 +62,7 @@ def doctor(
         with database(dsn, config) as opened:
             from gpuledger_collector.cli.remediation import remediation
             from gpuledger_collector.services.node_health import SILENT_MS
-            from gpuledger_collector.storage.access import readers
-            from gpuledger_collector.storage.access import row_level_security as row_level_security
+            from gpuledger_collector.storage.access import readers, row_level_security
             from gpuledger_collector.storage.database import open_connection
             from gpuledger_collector.storage.diagnosis import promises, signs
             from gpuledger_collector.wiring import now
@@ -75,7 +74,7 @@ def doctor(
                 asked_ms = round(now().timestamp() * 1000)
                 declared = promises(connection, asked_ms, asked_ms - DAYS * DAY_MS)
             with open_connection(opened.dsn) as plain:
-                cure = "" if row_level_security.stands(plain) else row_level_security.advice(plain)
+                cure = "" if row_level_security.is_enabled(plain) else row_level_security.advice(plain)
                 loose = readers.not_held(plain)
         found.append(Finding("ok", "database", f"PostgreSQL {version.split()[0]} answers, its schema is current"))
         found += [*ledger_findings(seen, now_ms), wall(cure), *roles(loose), *remediation(declared, wanted, asked_ms)]

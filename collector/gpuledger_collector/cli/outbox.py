@@ -85,7 +85,7 @@ def send(
     with database(dsn, config) as opened:
         from gpuledger_collector import wiring
 
-        sender = wiring.sender(chosen, _connect(opened))
+        sender = wiring.sender(chosen, opened)
         if dry_run:
             _rehearse(opened, sender)
             return

@@ -46,7 +46,7 @@ def read_chargeback(
     `owner` (levels of the tree) restricts the report to what that owner pays, read under row-level security. Shares
     of common costs are computed from the full ledger in either case: a share depends on what everybody else held.
     """
-    with row_level_security.behind(connection, owner):
+    with row_level_security.as_viewer(connection, owner):
         lines = visible_lines(connection, period, by, owner, separate_corrections=separate_corrections)
     allocations = beside(connection, period, by, now_ms, owner)
     if owner is not None:
@@ -60,7 +60,7 @@ def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[
     A team's row is that of the full report, so that its cents agree with it; a smaller subtree has a report of its own.
     """
     if owner is not None and set(owner) != {"team"}:
-        with row_level_security.behind(connection, owner):
+        with row_level_security.as_viewer(connection, owner):
             return report(visible_lines(connection, period, ("team",), owner), ("team",))
     everyone = report(reports.charged_lines(connection, period, ("team",)), ("team",))
     if owner is None:

@@ -5,7 +5,7 @@ SQLAlchemy and Alembic know the schema and its migrations only (docs/decisions/0
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.errors import ServerUnavailable
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -49,6 +50,8 @@ class Database:
     application: str = "gpuledger"
     options: str = ""
     """Further options of every session (`-c name=value`)."""
+    viewer: Mapping[str, str] | None = None
+    """Owner (level -> value) to whose rows every session is restricted; None: all rows."""
 
     @property
     def dsn(self) -> str:
@@ -59,12 +62,19 @@ class Database:
         """The same database for sessions of another name, with further options."""
         return replace(self, application=application, options=options)
 
+    def as_viewer(self, owner: Mapping[str, str] | None) -> Database:
+        """The same database, restricted by row-level security to the rows of an owner and below; None: all rows."""
+        return replace(self, viewer=owner)
+
     def connect(self) -> Connection:
         """Open a connection in autocommit mode; `with` closes it. Raises ServerUnavailable."""
         keywords = parameters(self.dsn, self.application)
         keywords["options"] = f"{keywords['options']} {self.options}".strip()
         try:
-            return psycopg.connect(**keywords, autocommit=True)
+            connection = psycopg.connect(**keywords, autocommit=True)
+            if self.viewer is not None:
+                row_level_security.become_viewer(connection, self.viewer)
+            return connection
         except psycopg.OperationalError as error:
             raise ServerUnavailable(f"the database cannot be reached: {reason(error)}") from error
 

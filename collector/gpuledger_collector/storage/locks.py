@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -38,10 +38,10 @@ class Lock(enum.StrEnum):
     RECOMMENDATIONS = "lock_recommendations"
     OUTBOX = "lock_outbox"
     OUTBOX_PLAN = "lock_outbox_plan"
-    LETTERS = "lock_notifications"
+    NOTIFICATIONS = "lock_notifications"
     ACTIONS = "lock_actions"
     SCALING = "lock_scaling"
-    VIEWER_WALL = "lock_row_level_security"
+    ROW_LEVEL_SECURITY = "lock_row_level_security"
     SERIES = "lock_series"
     PACKING = "lock_packing"
     BUDGETS = "lock_budgets"
@@ -95,12 +95,6 @@ def held(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection]:
         connection.execute("BEGIN")
         take(connection, lock)
         yield connection
-
-
-def beside(connection: Connection, lock: Lock) -> AbstractContextManager[Connection]:
-    """As `held`, on a session with the address of this connection."""
-    address, password = connection.info.dsn, connection.info.password
-    return held(lambda: psycopg.connect(address, password=password, autocommit=True), lock)
 
 
 @contextmanager

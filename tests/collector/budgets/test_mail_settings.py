@@ -9,6 +9,7 @@ from gpuledger_collector.config.hooks import read_hooks
 from gpuledger_collector.notifications.folder import Folder
 from gpuledger_collector.notifications.smtp import Smtp
 from gpuledger_collector.settings import load
+from gpuledger_collector.storage.database import Database
 from gpuledger_common.settings import SettingsError
 
 
@@ -62,10 +63,10 @@ def test_the_sender_takes_the_configured_ways(tmp_path) -> None:
         "GPULEDGER_MAIL_PASSWORD_FILE": str(tmp_path / "password"),
         "GPULEDGER_HOOKS_FILE": str(tmp_path / "hooks.toml"),
     }
-    made = wiring.sender(load(None, environment, tmp_path), lambda: None)  # type: ignore[arg-type, return-value]
+    made = wiring.sender(load(None, environment, tmp_path), Database(""))
     assert set(made.transports) == {"mail", "slack", "webhook"}
     smtp = made.transports["mail"]
     assert isinstance(smtp, Smtp)
     assert (smtp.host, smtp.port, smtp.security, smtp.password()) == ("::1", 465, "tls", "s3cret")
-    folder = wiring.sender(load(None, {"GPULEDGER_MAIL_DIR": str(tmp_path)}, tmp_path), lambda: None)  # type: ignore[arg-type, return-value]
+    folder = wiring.sender(load(None, {"GPULEDGER_MAIL_DIR": str(tmp_path)}, tmp_path), Database(""))
     assert isinstance(folder.transports["mail"], Folder)

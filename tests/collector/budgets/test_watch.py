@@ -286,21 +286,20 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     """GET /v1/budgets gives the rows of `gpuledger budgets --format json`."""
     import datetime as dt
 
-    import psycopg
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
 
     from gpuledger_collector import wiring
     from gpuledger_collector.api import reads
     from gpuledger_collector.api.auth.keys import Keys
-    from gpuledger_collector.storage.access.tokens import Book
+    from gpuledger_collector.storage.access.tokens import TokenStore
     from gpuledger_collector.storage.database import Database
 
     at = dt.datetime(2025, 10, 20, tzinfo=dt.UTC)
     monkeypatch.setattr(wiring, "now", lambda: at)
     apply(VISION)
     app = FastAPI()
-    keys = Keys(Book(lambda: psycopg.connect(dsn, autocommit=True)), lambda: 0)
+    keys = Keys(TokenStore(Database(dsn)), lambda: 0)
     app.include_router(reads.router(reads.Reads(Database(dsn), connect, lambda: at, keys)))
     answer = TestClient(app).get("/v1/budgets")
     assert answer.status_code == 200

@@ -5,13 +5,13 @@ import json
 import time
 
 import msgspec
-import psycopg
 
 from fakes.batches import accelerator, batch, samples, workload
 from fakes.facts import AUGUST_MS, DAY, HOUR, SEPTEMBER_MS, mig
 from fakes.prometheus import Point, headers, labels, one, pod, snappy
 from gpuledger_collector import wiring
 from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage.database import Database
 
 RULES = """
 [[rule]]
@@ -92,8 +92,7 @@ def by_prometheus(world) -> None:
         for node, model, team in (("n1", "Tesla T4", "mallory"), ("n2", "H100", "alpha"))
     ]
     world.collector.request("POST", "/api/v1/write", snappy(one(points)), headers())
-    with psycopg.connect(world.collector.dsn, autocommit=True) as connection:
-        wiring.metering(Settings()).run(connection)
+    wiring.metering(Settings()).run(Database(world.collector.dsn))
 
 
 def by_people(world, tmp_path) -> None:

@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import row_level_security as row_level_security
+from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.ledger import months, rated_days, reports, zones
 from gpuledger_collector.storage.locks import Lock
 
@@ -293,10 +293,10 @@ def test_a_viewer_reads_its_own_lines_of_the_month_and_no_others(rated, ledger):
     """Behind the wall of rows: the same report from the month as from its days, and no line of another owner."""
     rated.evidence([Held(1, 2, 3 * DAY, 3 * DAY + HOUR)])
     refresh(ledger, MONTHS[1], NOW_MS)
-    assert row_level_security.lift(rated.connection) == ""
+    assert row_level_security.enable(rated.connection) == ""
 
     def seen():
-        with row_level_security.behind(rated.connection, {"team": "team-1"}):
+        with row_level_security.as_viewer(rated.connection, {"team": "team-1"}):
             teams = rated.rows("SELECT DISTINCT o.team FROM ledger_month LEFT JOIN owner o ON o.id = owner_id")
             return teams, asked(rated, MONTHS[1])
 

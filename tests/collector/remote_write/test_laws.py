@@ -65,7 +65,7 @@ class Bench:
         assert (written.samples, written.too_old) == (len(points), 0)
 
     def meter(self):
-        wiring.metering(Settings()).run(self.connection)
+        wiring.metering(Settings()).run(Database(self.dsn))
 
     def hours(self, uuid):
         """State, workload, held, busy, idle, unknown and energy of each hour of an accelerator."""
@@ -195,7 +195,7 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
                 for first in range(0, len(points), 13):
                     writing = decode(snappy(one(points[first : first + 13])), 1, ledger.book, NOW)
                     store.flush(connection, [writing], dt.datetime.now(dt.UTC))
-                    wiring.metering(Settings()).run(connection)
+                    wiring.metering(Settings()).run(Database(ledger.dsn))
         except Exception as error:
             faults.append(error)
 

@@ -16,7 +16,7 @@ from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES
 from gpuledger_collector.ingest.remote_write.messages import ONE, TWO
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_common.wire import MAX_BODY_BYTES
 
 NOW = int(time.time()) * 1000
@@ -48,8 +48,7 @@ def write(collector, points, version=1):
 
 
 def meter(dsn):
-    with open_connection(dsn, autocommit=True) as connection:
-        wiring.metering(Settings()).run(connection)
+    wiring.metering(Settings()).run(Database(dsn))
     fold_usage(Database(dsn))
 
 

@@ -6,17 +6,16 @@ import random
 import threading
 import time
 
-import psycopg
 import pytest
 
 from fakes.fleet import DAY, EPOCH, HOUR, NOW_MS, OCTOBER, Held
 from fakes.idle_day import furnish, minutes
-from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.expire import Expired, RetentionDays, expire
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
 from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
+from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings, check
 from gpuledger_collector.storage.database import Database
@@ -235,7 +234,7 @@ def test_the_jobs_do_it_by_the_settings(database, dsn, fleet):
         fleet.connection.execute(
             "INSERT INTO gpu_state VALUES (%s, 'gpu_mig_mode', %s, 0)", (card, today_ms - days * DAY)
         )
-    made = wiring.jobs(Settings(), database, lambda: psycopg.connect(dsn, autocommit=True))
+    made = scheduled_jobs(Settings(), database)
     done = {job.name: job.work() for job in made if job.name in {"expire", "tidy"}}
     assert str(done["expire"]) == "1 minute, 2 changes of slow metrics, 0 findings and 0 unused names deleted"
     assert fleet.rows("SELECT (%s - minute_ms) / %s FROM gpu_minute ORDER BY 1", today_ms, DAY) == [(3,), (15,), (31,)]

@@ -78,8 +78,7 @@ def whole_way(collector, dsn):
         assert collector.send(claim)[0] == 200
     status, _, text = collector.request("POST", WRITE, snappy(one(scrape(NOW - 3_600_000))), headers(1))
     assert status == 204, text
-    with open_connection(dsn, autocommit=True) as connection:
-        wiring.metering(Settings()).run(connection)
+    wiring.metering(Settings()).run(Database(dsn))
     ledger = Database(dsn)
     assert fold_usage(ledger) > 0
     assert rate_usage(ledger, NOW) > 0

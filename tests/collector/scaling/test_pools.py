@@ -13,12 +13,12 @@ import pytest
 import sqlalchemy as sa
 
 from fakes.collector import running
-from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
@@ -304,6 +304,6 @@ def test_a_collectors_daily_tidying_lets_them_go(database, dsn, hour_ms):
             "('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",
             (hour_ms - queues.KEEP_MS - HOUR_MS, hour_ms),
         )
-    made = wiring.jobs(Settings(), database, lambda: open_connection(dsn, autocommit=True))
+    made = scheduled_jobs(Settings(), database)
     next(one for one in made if one.name == "tidy").work()
     assert rows(database, "SELECT at_ms FROM queue_reading") == [(hour_ms,)]

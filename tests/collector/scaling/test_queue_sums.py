@@ -5,13 +5,12 @@ import json
 from collections import defaultdict
 
 import numpy as np
-import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
+from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import demand, queues, scaling
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
@@ -177,11 +176,7 @@ def test_the_daily_tidying_sums_what_came_before_the_sums(connection, database):
     now_ms = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
     for days in (0, 1, 56, 59, 61):
         write(connection, "slurm", now_ms - days * DAY_MS, [WaitingRow("job", 1, pool="train")], "old")
-    made = wiring.jobs(
-        Settings(),
-        database,
-        lambda: psycopg.connect(connection.info.dsn, autocommit=True, password=connection.info.password),
-    )
+    made = scheduled_jobs(Settings(), database)
     next(one for one in made if one.name == "tidy").work()
     left = connection.execute("SELECT at_ms FROM queue_reading WHERE summed_at IS DISTINCT FROM received_at").fetchall()
     assert left == [(now_ms - 61 * DAY_MS,)]

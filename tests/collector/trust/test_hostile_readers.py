@@ -45,7 +45,7 @@ class Server:
         return opened
 
     def watch(self, **limits):
-        return ReaderWatch(lambda session: open_connection(self.own, autocommit=True, session=session), **limits)
+        return ReaderWatch(Database(self.own), **limits)
 
 
 @pytest.fixture(params=["embedded", "of others"])
@@ -105,7 +105,7 @@ def test_no_lock_of_the_product_can_be_held_by_a_reader(server):
         with open_connection(server.own) as connection:
             connection.execute("SET lock_timeout = '2s'")
             locks.take(connection, *Lock)
-        leadership = Leadership(lambda: open_connection(server.own, autocommit=True))
+        leadership = Leadership(Database(server.own))
         assert leadership.holds()
         leadership.close()
         begun = time.monotonic()

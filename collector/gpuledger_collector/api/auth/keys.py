@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.auth.proxy import Proxy
-from gpuledger_collector.storage.access.tokens import Book, Token, hash_of
+from gpuledger_collector.storage.access.tokens import Token, TokenStore, hash_of
 
 FRESH_SECONDS = 1.0
 NEW_SECONDS = 0.1
@@ -51,7 +51,7 @@ class FileTokens:
 class Keys:
     """Authenticates requests. `required`: a token is needed even before the first one was created."""
 
-    book: Book
+    book: TokenStore
     now_ms: Callable[[], int]
     files: FileTokens = field(default_factory=FileTokens)
     required: bool = False

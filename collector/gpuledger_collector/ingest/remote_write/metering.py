@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +26,8 @@ from gpuledger_collector.ingest.batches.usage_intervals import copy_usage_interv
 from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, AcceptedRecords, workload_key
 from gpuledger_collector.ingest.remote_write.scrapes import ACTIVITY_METRICS, Scrape
 from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker
 from gpuledger_common.dcgm_page import BY_POD, whole
@@ -187,13 +188,12 @@ class ScrapeMeter:
 
     store: Store
     limits: MeterLimits
-    exclusively: Callable[[Connection], AbstractContextManager[object]]
-    """Lets one meter run at a time while the block runs, by a lock on a session of its own."""
 
-    def run(self, connection: Connection) -> int:
-        """Meter every requested slot; returns how many. `connection` is in autocommit. Raises psycopg.Error."""
+    def run(self, database: Database) -> int:
+        """Meter every requested slot; returns how many. Raises StorageError, psycopg.Error."""
         metered = 0
-        with self.exclusively(connection):
+        # One meter runs at a time: the lock is held on a session of its own.
+        with database.hold(Lock.SCRAPES), database.connect() as connection:
             try:
                 while True:
                     requests = connection.execute(

@@ -14,14 +14,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import psycopg
 
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 LOOK_SECONDS = 1.0
 ROLES_SECONDS = 15.0
 """How long the roles that are watched are remembered."""
@@ -64,25 +64,22 @@ log = logging.getLogger(__name__)
 
 
 class ReaderWatch:
-    """Looks at readers' sessions in a thread of its own. `connect` opens an autocommit connection with these options.
-
-    The others are the longest transaction and the longest idle time.
-    """
+    """Checks readers' sessions in a thread, by a limit for transactions and one for idle time, in seconds."""
 
     def __init__(
         self,
-        connect: Callable[[str], Connection],
+        database: Database,
         transaction_s: float = TRANSACTION_SECONDS,
         idle_s: float = IDLE_SECONDS,
     ) -> None:
-        self._connect = connect
+        self._database = database.as_application("gpuledger-watch", _SESSION)
         self._limits = {"transaction": transaction_s, "idle": idle_s, "wait": WAIT_SECONDS}
         self._connection: Connection | None = None
         self._roles: Sequence[tuple[int, str, int]] = ()
         self._asked = 0.0
         self._unable: set[str] = set()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="reader-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="reader-watch", daemon=True)
 
     def start(self) -> None:
         """Look every second from now on; a database that is away is tried again at the next look."""
@@ -107,7 +104,7 @@ class ReaderWatch:
     def look(self) -> int:
         """End what goes beyond its limits now; how many sessions. Raises psycopg.Error or StorageError."""
         if self._connection is None or self._connection.closed:
-            self._connection = self._connect(_SESSION)
+            self._connection = self._database.connect()
             self._asked = 0.0
         self._remember_roles(self._connection)
         if not self._roles:
@@ -142,7 +139,7 @@ class ReaderWatch:
         log.warning("ended session %d of the reader %s: %s", pid, role, why)
         return True
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         while not self._ended.is_set():
             try:
                 self.look()

@@ -1,14 +1,14 @@
-"""The second wall before a viewer over HTTP: a role of Postgres that sees one owner's rows, whatever is asked.
+"""Row-level security: a second safeguard besides the filters of the code, for viewers' reads over HTTP.
 
-The collector reads as the owner of the tables, whom Postgres restricts in nothing. Where the rows of a viewer are read
-it becomes the role `gpuledger_viewer` and names the viewer's owner in a setting of the session: policies then hold
-every table to that owner's rows, and a table that is not named here cannot be read at all. A condition that somebody
-forgets shows nothing foreign. What has to be worked out of the whole (shares of common costs, cents that add up) is
-read before or after, for rows that came from behind the wall.
+The collector reads as the owner of the tables, whom Postgres does not restrict. Where it reads rows for a viewer it
+becomes the role `gpuledger_viewer` and names the viewer's owner in a setting of the session. Policies then restrict
+every table to that owner's rows, and a table that is not listed here cannot be read at all: a forgotten condition
+shows nothing of others. What must be computed from all rows (shares of common costs, cents that add up) is read before
+or after.
 
-A role belongs to the whole server and may need rights that an owner of a database lacks, so this is no revision: it is
-raised after migrating where that is possible, and lowered before migrating, because policies hold on to columns.
-Without it the filters of the code stand alone, which `gpuledger doctor` says.
+A role belongs to the server and may need rights that the owner of a database lacks, so this is no migration: the
+policies are enabled after migrating where possible, and disabled before, because they depend on columns. Without them
+only the filters of the code apply, which `gpuledger doctor` reports.
 """
 
 from __future__ import annotations
@@ -19,40 +19,38 @@ import logging
 import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import psycopg
 from psycopg import pq, sql
 
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access.dashboard_row_security import EVERYBODY
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 log = logging.getLogger(__name__)
 ROLE = "gpuledger_viewer"
-POLICY = "gpuledger_wall"
+POLICY = "gpuledger_viewer"
 LOCK_TIMEOUT = "500ms"
-"""Shorter than Postgres waits before it looks for deadlocks, as migrations do: batches go first."""
+"""Shorter than the deadlock timeout of Postgres, as for migrations, so that batches are not delayed."""
 _OWNER = "nullif(nullif(current_setting('gpuledger.owner', true), ''), '{}')::jsonb"
-"""The viewer's owner (level -> value); null, so that nothing is seen, where nobody is named."""
+"""The viewer's owner (level -> value); null, so that no row is visible, when it is not set."""
 _PATH = (
     "jsonb_build_object('org', org, 'team', team, 'project', project, 'experiment', experiment, 'run', run, "
     "'user', user_name)"
 )
-_BORNE = "owner_id IN (SELECT id FROM owner)"
-_TEAMED = f"(jsonb_build_object('team', team) || owner) @> {_OWNER}"
+_OWNED_BY_VIEWER = "owner_id IN (SELECT id FROM owner)"
+_TEAM_OF_VIEWER = f"(jsonb_build_object('team', team) || owner) @> {_OWNER}"
 OWNED = {
     "owner": f"{_PATH} @> {_OWNER}",
     "budget": f"owner @> {_OWNER}",
     "budget_alert": "budget_id IN (SELECT id FROM budget)",
-    "charge": _BORNE,
-    "ledger_day": _BORNE,
-    "ledger_month": _BORNE,
-    "correction": _BORNE,
-    "owner_5min": _BORNE,
-    "finding": _TEAMED,
-    "recommendation": _TEAMED,
+    "charge": _OWNED_BY_VIEWER,
+    "ledger_day": _OWNED_BY_VIEWER,
+    "ledger_month": _OWNED_BY_VIEWER,
+    "correction": _OWNED_BY_VIEWER,
+    "owner_5min": _OWNED_BY_VIEWER,
+    "finding": _TEAM_OF_VIEWER,
+    "recommendation": _TEAM_OF_VIEWER,
     "dispute": f"owner @> {_OWNER}",
     "dispute_entry": "dispute_id IN (SELECT id FROM dispute)",
     "workload": (
@@ -63,7 +61,7 @@ OWNED = {
     "closed_workload": "EXISTS (SELECT FROM workload w WHERE w.id = closed_workload.workload_id)",
     "accelerator": "id IN (SELECT accelerator_id FROM finding) OR id IN (SELECT accelerator_id FROM dispute)",
 }
-"""Tables of which a viewer sees its own rows, and which those are. Tables within a condition are held by their own."""
+"""Tables of which a viewer sees some rows -> their condition. Policies also apply to tables inside a condition."""
 COMMON = {
     "conservation_check": "",
     "corrected_day": "",
@@ -72,17 +70,17 @@ COMMON = {
     "series_day": "",
     "billing_period": "start_ms, end_ms, name, closed_ms, closed_by, lines, seal",
 }
-"""Tables of days and months, that name no owner, and which columns of them (empty: all)."""
+"""Tables of days and months without an owner -> the columns that are visible (empty: all)."""
 
 
 def statements(schema: str, tables: Container[str]) -> Iterator[sql.Composed]:
-    """What raises the wall over these tables, in one transaction, by their owner; the role is there."""
+    """Yield the statements that set up grants and policies for these tables; the role must exist."""
     role, place = sql.Identifier(ROLE), sql.Identifier(schema)
     yield sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(place, role)
     yield sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(place, role)
-    for table, columns in ((name, some) for name, some in COMMON.items() if name in tables):
-        some = sql.SQL(f" ({columns})" if columns else "")
-        yield sql.SQL("GRANT SELECT{} ON {} TO {}").format(some, sql.Identifier(schema, table), role)
+    for table, columns in ((name, columns) for name, columns in COMMON.items() if name in tables):
+        visible = sql.SQL(f" ({columns})" if columns else "")
+        yield sql.SQL("GRANT SELECT{} ON {} TO {}").format(visible, sql.Identifier(schema, table), role)
     for table, condition in ((name, own) for name, own in OWNED.items() if name in tables):
         target, own, everybody = sql.Identifier(schema, table), sql.Identifier(POLICY), sql.Identifier(EVERYBODY)
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(everybody, target)
@@ -99,105 +97,105 @@ def statements(schema: str, tables: Container[str]) -> Iterator[sql.Composed]:
 
 
 VERSION = hashlib.sha256(json.dumps([OWNED, COMMON], sort_keys=True).encode()).hexdigest()[:16]
-"""Of these policies; a wall of another version is raised anew."""
+"""Version of these policies; those of another version are replaced."""
 
-_MAY = (
+_MAY_BECOME_VIEWER = (
     "EXISTS (SELECT FROM pg_roles WHERE rolname = %(role)s AND pg_has_role(current_user, oid, "
     "CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END))"
 )
-_STANDING = (
+_UP_TO_DATE = (
     "EXISTS (SELECT FROM pg_policy p WHERE p.polname = %(policy)s AND p.polrelid = to_regclass('owner') "
     "AND obj_description(p.oid, 'pg_policy') = %(version)s)"
 )
-_ASKED = {"role": ROLE, "policy": POLICY, "version": VERSION}
+_PARAMETERS = {"role": ROLE, "policy": POLICY, "version": VERSION}
 
 
-def stands(connection: Connection) -> bool:
-    """Whether the wall of this version stands in this database, and this user may step behind it."""
-    row = connection.execute(f"SELECT {_MAY} AND {_STANDING}", _ASKED).fetchone()
+def is_enabled(connection: Connection) -> bool:
+    """Whether the policies of this version are in force, and this user may become the viewer."""
+    row = connection.execute(f"SELECT {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}", _PARAMETERS).fetchone()
     return bool(row and row[0])
 
 
 @contextmanager
-def behind(connection: Connection, owner: Mapping[str, str] | None) -> Iterator[None]:
-    """Within the block the connection sees the rows of this owner (level -> value) and below; None: everything.
+def as_viewer(connection: Connection, owner: Mapping[str, str] | None) -> Iterator[None]:
+    """Restrict the connection to the rows of an owner (level -> value) and below while the block runs; None: all rows.
 
-    Where there is no wall it stays as it is, and the log says so.
+    Without row-level security nothing is restricted, and a warning is logged.
     """
     if owner is None:
         yield
         return
-    entered = enter(connection, owner)
+    restricted = become_viewer(connection, owner)
     try:
         yield
     finally:
-        if entered and connection.info.transaction_status != pq.TransactionStatus.INERROR:
+        if restricted and connection.info.transaction_status != pq.TransactionStatus.INERROR:
             connection.execute("RESET ROLE")
 
 
-def enter(connection: Connection, owner: Mapping[str, str]) -> bool:
-    """Step behind the wall for good; whether there is one."""
+def become_viewer(connection: Connection, owner: Mapping[str, str]) -> bool:
+    """Restrict the session to an owner's rows until it ends; return False without row-level security."""
     row = connection.execute(
         "SELECT set_config('gpuledger.owner', %(owner)s, false), set_config('role', %(role)s, false) "
-        f"WHERE {_MAY} AND {_STANDING}",
-        {**_ASKED, "owner": json.dumps(dict(owner))},
+        f"WHERE {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}",
+        {**_PARAMETERS, "owner": json.dumps(dict(owner))},
     ).fetchone()
     if row is None:
-        log.warning("no row-level security stands before viewers: gpuledger doctor says why")
+        log.warning("row-level security for viewers is not enabled: gpuledger doctor says why")
     return row is not None
 
 
-def lower(connection: Connection) -> int:
-    """Take the policies of the wall away, so that tables can change; how many there were."""
-    found = connection.execute(
+def disable(connection: Connection) -> int:
+    """Drop the policies, so that tables can change; return how many there were."""
+    tables = connection.execute(
         "SELECT polrelid::regclass::text FROM pg_policy WHERE polname = %s", (POLICY,)
     ).fetchall()
-    for (table,) in found:
+    for (table,) in tables:
         connection.execute(sql.SQL("DROP POLICY {} ON {}").format(sql.Identifier(POLICY), sql.SQL(table)))
-    return len(found)
+    return len(tables)
 
 
-def lift(connection: Connection, tries: int = 1, pause_s: float = 0) -> str:
-    """Raise the wall where it does not stand; what is in the way, in a sentence, empty when it stands.
+def enable(connection: Connection, tries: int = 1, pause_s: float = 0) -> str:
+    """Enable row-level security unless it is; return what prevents it in a sentence, empty when it is enabled.
 
-    While others hold a table it is tried again, `pause_s` apart.
+    While others lock a table it is tried again, `pause_s` apart. `connection` is in autocommit mode.
     """
-    if stands(connection):
+    if is_enabled(connection):
         return ""
     for left in reversed(range(tries)):
         try:
-            _raise(connection)
+            _enable(connection)
             break
         except psycopg.Error as error:
             if left and isinstance(error, psycopg.errors.LockNotAvailable):
                 time.sleep(pause_s)
                 continue
-            said = str(error).strip().partition("\n")[0]
-            log.warning("row-level security for viewers was not set up: %s", said)
-            return said
-    return "" if stands(connection) else f"this user may not become {ROLE}"
+            reason = str(error).strip().partition("\n")[0]
+            log.warning("row-level security for viewers was not enabled: %s", reason)
+            return reason
+    return "" if is_enabled(connection) else f"this user may not become {ROLE}"
 
 
-def _raise(connection: Connection) -> None:
-    """The role and the policies, in one transaction. Raises psycopg.Error."""
+def _enable(connection: Connection) -> None:
+    """Create the role and the policies in one transaction. Raises psycopg.Error."""
     with connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-        _role(connection)
+        _ensure_role(connection)
         row = connection.execute("SELECT current_schema()").fetchone()
         assert row is not None
-        found = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row)
-        for statement in statements(row[0], {name for (name,) in found}):
+        tables = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row)
+        for statement in statements(row[0], {name for (name,) in tables}):
             connection.execute(statement)
 
 
-def _role(connection: Connection) -> None:
-    """The role, and the right of this user to become it. Raises psycopg.Error where this user may not give it."""
+def _ensure_role(connection: Connection) -> None:
+    """Create the role and let this user become it. Raises psycopg.Error when this user may not."""
     with connection.transaction():
-        locks.take(connection, Lock.VIEWER_WALL)
+        locks.take(connection, Lock.ROW_LEVEL_SECURITY)
         there = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (ROLE,)).fetchone()
         if there is None:
             connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(ROLE)))
-        may = connection.execute(f"SELECT {_MAY}", _ASKED).fetchone()
+        may = connection.execute(f"SELECT {_MAY_BECOME_VIEWER}", _PARAMETERS).fetchone()
         if may is None or not may[0]:
             version = connection.info.server_version
             grant = "GRANT {} TO CURRENT_USER" + (" WITH INHERIT FALSE, SET TRUE" if version >= 160_000 else "")
@@ -205,7 +203,7 @@ def _role(connection: Connection) -> None:
 
 
 def advice(connection: Connection) -> str:
-    """What an administrator of the server has to run so that the wall can be raised."""
+    """The SQL that an administrator must run before row-level security can be enabled."""
     row = connection.execute("SELECT quote_ident(current_user)").fetchone()
     assert row is not None
     return f"CREATE ROLE {ROLE} NOLOGIN; GRANT {ROLE} TO {row[0]}; then: gpuledger db upgrade"

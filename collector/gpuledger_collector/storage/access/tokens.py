@@ -7,16 +7,16 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 Answer = TypeVar("Answer")
 PREFIX = "gpl_"
 """Secrets begin with it, so that scanners of leaked secrets can tell them."""
@@ -160,13 +160,10 @@ def mark_used(connection: Connection, used: Mapping[int, int]) -> None:
 
 
 @dataclass(slots=True)
-class Book:
-    """Tokens as the collector reads them, over one connection that is made anew when it was lost. One thread at a time.
+class TokenStore:
+    """Tokens as the collector reads them, over one connection that is reopened when it is lost. Not thread-safe."""
 
-    `connect` opens an autocommit connection.
-    """
-
-    connect: Callable[[], Connection]
+    database: Database
     _connection: Connection | None = field(default=None, init=False)
 
     def version(self) -> object:
@@ -188,5 +185,5 @@ class Book:
             except psycopg.Error:
                 self._connection.close()
                 self._connection = None
-        self._connection = self.connect()
+        self._connection = self.database.connect()
         return question(self._connection)

@@ -81,7 +81,7 @@ class NotificationStore:
     def unit(self) -> Iterator[NotificationTransaction]:
         """A transaction, alone in writing letters; undone when the block raises."""
         with self.connect() as connection, connection.transaction():
-            locks.take(connection, Lock.LETTERS)
+            locks.take(connection, Lock.NOTIFICATIONS)
             yield NotificationTransaction(connection)
 
     @contextmanager

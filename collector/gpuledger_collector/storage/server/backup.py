@@ -16,7 +16,7 @@ from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.server.binaries import installed
 
@@ -65,7 +65,7 @@ def backup(dsn: str, target: Path) -> int:
 
 def restore(dsn: str, source: Path) -> None:
     """Bring a backup into an empty database, in one transaction. Raises NotEmpty, NotABackup, or StorageError."""
-    with open_connection(dsn) as connection:
+    with Database(dsn).connect() as connection:
         row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
     if row is not None and row[0]:
         raise NotEmpty(f"the database holds {row[0]} tables already: restore into an empty one")

@@ -22,9 +22,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from gpuledger_collector.storage import database as engine
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import row_level_security as row_level_security
+from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage.database import SUPPORTED, Database, parameters, reason
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable, TablesLocked
 from gpuledger_collector.storage.locks import ABOUT, Lock
 from gpuledger_collector.storage.server import replicas, schema_version
@@ -70,7 +69,7 @@ class SchemaStatus:
     @property
     def supported(self) -> bool:
         """Whether this server's major version is one that we test."""
-        return self.server_major in engine.SUPPORTED
+        return self.server_major in SUPPORTED
 
     @property
     def up_to_date(self) -> bool:
@@ -168,16 +167,15 @@ def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
     before = status(dsn)
     if not before.supported:
         raise EnvironmentLacks(
-            f"the server is PostgreSQL {before.server_major}; gpuledger works with {engine.SUPPORTED[0]} to "
-            f"{engine.SUPPORTED[-1]}"
+            f"the server is PostgreSQL {before.server_major}; gpuledger works with {SUPPORTED[0]} to {SUPPORTED[-1]}"
         )
     if before.ahead:
         return Upgraded(before.head, (), (), ())
     try:
         return _run(dsn, before, post=post)
     finally:
-        with engine.open_connection(dsn, application="gpuledger-migrate") as opened:
-            row_level_security.lift(opened, LOCK_TRIES, LOCK_PAUSE_SECONDS)
+        with _database(dsn).connect() as connection:
+            row_level_security.enable(connection, LOCK_TRIES, LOCK_PAUSE_SECONDS)
 
 
 def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:
@@ -198,7 +196,7 @@ def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:
 def _older(dsn: str, revision: str) -> tuple[str, ...]:
     """Collectors that are alive and do not know this revision."""
     known = list(steps())
-    with engine.open_connection(dsn, autocommit=True, application="gpuledger-migrate") as connection:
+    with _database(dsn).connect() as connection:
         return tuple(replicas.alive_at(connection, known[: known.index(revision)]))
 
 
@@ -222,18 +220,20 @@ def _migrate(dsn: str, revision: str) -> None:
     )
 
 
+def _database(dsn: str) -> Database:
+    return Database(dsn, application="gpuledger-migrate")
+
+
 def _alone(dsn: str) -> AbstractContextManager[object]:
     """Waits until nobody else migrates. The lock's table is older than the first migration, which it holds too."""
 
-    def connect() -> psycopg.Connection[tuple[Any, ...]]:
-        return engine.open_connection(dsn, autocommit=True, application="gpuledger-migrate")
-
+    database = _database(dsn)
     # Of two that make it at the same time, one is told that the other has made it.
-    with connect() as connection, suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
+    with database.connect() as connection, suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
         found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (Lock.MIGRATIONS,)).fetchone()
         if found is not None and not found[0]:
             connection.execute(f"CREATE TABLE {Lock.MIGRATIONS} (); COMMENT ON TABLE {Lock.MIGRATIONS} IS '{ABOUT}'")
-    return locks.held(connect, Lock.MIGRATIONS)
+    return database.hold(Lock.MIGRATIONS)
 
 
 def require_current(dsn: str) -> None:
@@ -249,7 +249,7 @@ class connected:  # noqa: N801 - used as a function in a with statement
 
     def __init__(self, dsn: str) -> None:
         self._engine = sa.create_engine(
-            "postgresql+psycopg://", connect_args=engine.parameters(dsn, "gpuledger-migrate"), poolclass=sa.NullPool
+            "postgresql+psycopg://", connect_args=parameters(dsn, "gpuledger-migrate"), poolclass=sa.NullPool
         )
 
     def __enter__(self) -> sa.Connection:
@@ -257,7 +257,7 @@ class connected:  # noqa: N801 - used as a function in a with statement
         try:
             self._connection = self._engine.connect()
         except DBAPIError as error:
-            raise ServerUnavailable(f"the database cannot be reached: {engine.reason(error.orig or error)}") from error
+            raise ServerUnavailable(f"the database cannot be reached: {reason(error.orig or error)}") from error
         return self._connection
 
     def __exit__(self, *_: object) -> None:

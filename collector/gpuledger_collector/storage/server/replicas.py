@@ -1,7 +1,7 @@
-"""Which collectors are alive, by a heartbeat in the database, and which of them a migration would break.
+"""Heartbeats: which collectors are alive, and which of them a migration would break.
 
-A row rather than a lock or a name in pg_stat_activity: it survives a restart of the database and a pooler before it.
-Instants are the database's, so that clocks of replicas need not agree.
+A heartbeat is a row, not a lock or a name in pg_stat_activity, so that it survives a restart of the database and a
+connection pooler. Instants are the database's, so that clocks of replicas need not agree.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector import __version__
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 BEAT_SECONDS = 10.0
 ALIVE_SECONDS = 60
 """How long after its last heartbeat a collector counts as alive."""
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class Presence:
-    """The heartbeat of this process. `connect` opens an autocommit connection, `revision` is the newest it knows.
+    """The heartbeat of this process. `revision` is the newest migration that it knows.
 
-    `last_error` tells since when and why batches cannot be written, or could last not be.
+    `last_error` returns when and why batches could last not be written.
     """
 
     def __init__(
         self,
-        connect: Callable[[], Connection],
+        database: Database,
         revision: str,
         last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None,
     ) -> None:
@@ -43,20 +43,20 @@ class Presence:
         self.error = ""
         """Why the last heartbeat could not be written; empty when it was."""
         self._last_error = last_error
-        self._connect = connect
+        self._database = database
         self._revision = revision
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Be seen from now on; a database that is away is tried again at the next beat."""
+        """Start beating; an unavailable database is tried again at the next beat."""
         self.beat()
         self._thread.start()
 
     def beat(self) -> None:
-        """Say once that this process is alive, and forget those that have long been silent."""
+        """Record that this process is alive, and delete rows that were silent for a day."""
         failed_at, reason = self._last_error() or (None, "")
-        self._run(
+        self._execute(
             "WITH silent AS (DELETE FROM replica WHERE seen_at < now() - interval '1 day')"
             " INSERT INTO replica (id, host, version, revision, started_at, seen_at, last_error, last_error_at)"
             " VALUES (%s, %s, %s, %s, now(), now(), %s, %s) ON CONFLICT (id) DO UPDATE SET seen_at = now(),"
@@ -65,18 +65,18 @@ class Presence:
         )
 
     def stop(self) -> None:
-        """Be gone."""
+        """Stop beating and delete the row of this process."""
         self._ended.set()
         self._thread.join(BEAT_SECONDS)
-        self._run("DELETE FROM replica WHERE id = %s", (self.id,))
+        self._execute("DELETE FROM replica WHERE id = %s", (self.id,))
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             self.beat()
 
-    def _run(self, statement: str, values: tuple[object, ...]) -> None:
+    def _execute(self, statement: str, values: tuple[object, ...]) -> None:
         try:
-            with self._connect() as connection:
+            with self._database.connect() as connection:
                 connection.execute(statement, values)
             self.error = ""
         except (psycopg.Error, StorageError) as error:

@@ -1,7 +1,7 @@
-"""Whether a database has the newest revision of this installation: what every command and every readiness probe asks.
+"""Whether a database has the latest revision of this installation, as every command and readiness probe asks.
 
-The answer is almost always yes, and then one row and the names of the files say so. Only where it is no does somebody
-need storage.migrate, which knows the way: importing Alembic and SQLAlchemy takes longer than most commands work.
+One row and the names of the migrations' files answer it. storage.server.migrate is imported only when the answer is
+no, because importing Alembic and SQLAlchemy takes longer than most commands.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psycopg
 
-from gpuledger_collector.storage import database as engine
-from gpuledger_collector.storage.access import row_level_security as row_level_security
+from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import EnvironmentLacks
 
 
@@ -29,14 +29,14 @@ def newest() -> str:
     return max((file.name[:4] for file in (scripts() / "versions").glob("[0-9][0-9][0-9][0-9]_*.py")), default="")
 
 
-def is_newest(dsn: str, *, walled: bool = False) -> bool:
-    """Whether a database has exactly the newest revision; `walled`: and this version's wall before viewers stands.
+def is_newest(dsn: str, *, secured: bool = False) -> bool:
+    """Whether a database has exactly the latest revision; `secured`: and row-level security of this version.
 
     Raises ServerUnavailable.
     """
-    with engine.open_connection(dsn, application="gpuledger-migrate") as connection:
+    with Database(dsn, application="gpuledger-migrate").connect() as connection:
         try:
             found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
         except psycopg.errors.UndefinedTable:
             return False
-        return found == [(newest(),)] and (not walled or row_level_security.stands(connection))
+        return found == [(newest(),)] and (not secured or row_level_security.is_enabled(connection))

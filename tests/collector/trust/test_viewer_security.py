@@ -13,9 +13,11 @@ from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api import reads, runs
 from gpuledger_collector.api.auth.principal import Principal
+from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services import chargeback
-from gpuledger_collector.storage.access import row_level_security as row_level_security
+from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import overview
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.telemetry import series
@@ -42,9 +44,7 @@ def fleet(postgres, tmp_path_factory):
                     "%(team)s, %(owner)s, 'give it back', '{}', '{}', 0, 1, '{}', 0, 'open', %(now)s, %(now)s)",
                     {"team": team, "owner": json.dumps({"team": team}), "now": NOW_MS},
                 )
-        drawing = series.Database(dsn)
-        for day_ms in drawing.days_to_roll(0):
-            drawing.roll(day_ms)
+        roll_up_series(Database(dsn), 100_000, NOW_MS, lambda: False)
         yield made
 
 
@@ -119,7 +119,7 @@ def test_with_every_filter_gone_a_viewer_sees_nothing_foreign(fleet, addresses, 
 
 def test_without_the_wall_the_sabotage_would_show(fleet, addresses, sabotaged, monkeypatch):
     """The test above can fail: with the wall gone too, most addresses tell of the other team."""
-    monkeypatch.setattr(row_level_security, "enter", lambda *_: False)
+    monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
     leaking = [path for path in addresses if FOREIGN in json.dumps(ask(fleet, path)[2]).replace(path, "")]
     assert len(leaking) >= 10, leaking
 
@@ -128,7 +128,7 @@ def test_the_answers_are_the_same_with_and_without_it(fleet, addresses, monkeypa
     """Behind the wall a viewer reads what the filters of the code let through, to the cent."""
     plain = [path for path in addresses if path != "/"]
     walled = {path: ask(fleet, path)[::2] for path in plain}
-    monkeypatch.setattr(row_level_security, "enter", lambda *_: False)
+    monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
     for path in plain:
         assert ask(fleet, path)[::2] == walled[path], path
 
@@ -137,7 +137,7 @@ def test_the_answers_are_the_same_with_and_without_it(fleet, addresses, monkeypa
 def test_a_statement_of_nobody_names_no_other_owner(fleet, monkeypatch, walled):
     """Of a month in which others were billed, the page tells a viewer of no other team, without a wall too."""
     if not walled:
-        monkeypatch.setattr(row_level_security, "enter", lambda *_: False)
+        monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
     collector, _ = fleet
     headers = {"Authorization": f"Bearer {token(collector.dsn, 'viewer', f'idle {walled}', owner={'team': 'idle'})}"}
     status, _, text = collector.request("GET", f"/statements/team/idle/{MONTH}", headers=headers)
@@ -159,7 +159,7 @@ def test_what_stands_behind_the_wall_is_declared(fleet):
     readable = []
     with psycopg.connect(fleet[0].dsn, autocommit=True) as connection:
         for owner in ({"team": OWN}, {}, {"team": "nobody"}):
-            assert row_level_security.enter(connection, owner)
+            assert row_level_security.become_viewer(connection, owner)
             for table in tables:
                 columns = row_level_security.COMMON.get(table) or "t.*"
                 with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
@@ -177,7 +177,7 @@ def test_raising_it_gives_way_to_writers(dsn, monkeypatch):
     """A batch that holds a table which the wall needs, and wants one that it has, goes on; the wall is tried again."""
     monkeypatch.setattr(migrate, "LOCK_PAUSE_SECONDS", 0.1)
     with psycopg.connect(dsn, autocommit=True) as watch, psycopg.connect(dsn) as writer:
-        row_level_security.lower(watch)
+        row_level_security.disable(watch)
         writer.execute("LOCK TABLE accelerator IN ROW EXCLUSIVE MODE")
         upgrade = threading.Thread(target=migrate.upgrade, args=(dsn,))
         upgrade.start()
@@ -186,7 +186,7 @@ def test_raising_it_gives_way_to_writers(dsn, monkeypatch):
         writer.execute("LOCK TABLE workload IN ROW EXCLUSIVE MODE")
         writer.commit()
         upgrade.join(60)
-        assert row_level_security.stands(watch)
+        assert row_level_security.is_enabled(watch)
 
 
 @pytest.fixture
@@ -206,10 +206,10 @@ def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(plain_own
     """Until then the filters of the code stand alone, and log and doctor say so; afterwards an upgrade raises it."""
     migrate.upgrade(plain_owner)
     with psycopg.connect(plain_owner, autocommit=True) as connection:
-        assert not row_level_security.stands(connection)
-        with row_level_security.behind(connection, {"team": OWN}):
+        assert not row_level_security.is_enabled(connection)
+        with row_level_security.as_viewer(connection, {"team": OWN}):
             assert connection.execute("SELECT current_user").fetchone() == ("plain_owner",)
-        assert "no row-level security" in caplog.text
+        assert "row-level security for viewers is not enabled" in caplog.text
         advised = row_level_security.advice(connection)
     told = json.loads(command("doctor", "--format", "json", dsn=plain_owner).stdout)
     assert advised in json.dumps(told)
@@ -217,8 +217,8 @@ def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(plain_own
         connection.execute(advised.split("; ")[1])
     migrate.upgrade(plain_owner)
     with psycopg.connect(plain_owner, autocommit=True) as connection:
-        assert row_level_security.stands(connection)
-        with row_level_security.behind(connection, {"team": OWN}):
+        assert row_level_security.is_enabled(connection)
+        with row_level_security.as_viewer(connection, {"team": OWN}):
             assert connection.execute("SELECT current_user").fetchone() == (row_level_security.ROLE,)
             assert connection.execute("SELECT count(*) FROM charge").fetchone() == (0,)
         assert connection.execute("SELECT current_user").fetchone() == ("plain_owner",)

@@ -1,0 +1,211 @@
+"""The list of scheduled jobs: name, interval, work, and what the number that it returns counts.
+
+They run once at the start in the order of the list, and then on their intervals. Long ones ask `stopping` whether to
+leave the rest to their next run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.ingest.batches import counters
+from gpuledger_collector.jobs.advise_scaling import advise_scaling
+from gpuledger_collector.jobs.create_partitions import create_partitions
+from gpuledger_collector.jobs.expire import expire
+from gpuledger_collector.jobs.find_anomalies import find_anomalies
+from gpuledger_collector.jobs.find_idle import find_idle
+from gpuledger_collector.jobs.merge_partitions import merge_partitions
+from gpuledger_collector.jobs.notify_findings import notify_findings
+from gpuledger_collector.jobs.pack_samples import pack_samples
+from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
+from gpuledger_collector.jobs.recommend import recommend
+from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
+from gpuledger_collector.jobs.roll_up_series import roll_up_series
+from gpuledger_collector.jobs.store_forecasts import store_forecasts
+from gpuledger_collector.jobs.watch_budgets import watch_budgets
+from gpuledger_collector.jobs.watch_spending import SpendingWatch
+from gpuledger_collector.notifications import budget_mail, finding_mail
+from gpuledger_collector.schedule import Job, Schedule, delete_old_runs
+from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.rating import rate_usage
+from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage.billing.budgets import BudgetBook
+from gpuledger_collector.storage.capacity import queues, scaling
+from gpuledger_collector.storage.capacity.backtests import ForecastStore
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.telemetry.retention import expire_records
+from gpuledger_collector.wiring import (
+    ack_links,
+    archive_retention,
+    merged_tables,
+    metering,
+    notification_writers,
+    now,
+    retention_days,
+    sender,
+    tariff,
+    ways,
+)
+
+HOUR_SECONDS = 3_600
+DAY_SECONDS = 86_400
+
+
+def schedule(settings: Settings, database: Database, metrics: Metrics) -> Schedule:
+    """Create the schedule of all jobs over a database. Nothing is started."""
+    stopping = threading.Event()
+    database = database.as_application("gpuledger-jobs")
+    return Schedule(scheduled_jobs(settings, database, stopping.is_set), database, now, metrics, stopping)
+
+
+def scheduled_jobs(settings: Settings, database: Database, stopping: Callable[[], bool] = lambda: False) -> list[Job]:
+    """List every job."""
+    context = _Context(settings, database, stopping)
+    return [*_ledger_jobs(context), *_insight_jobs(context), *_upkeep_jobs(context)]
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What the jobs work with."""
+
+    settings: Settings
+    database: Database
+    stopping: Callable[[], bool]
+
+    @property
+    def now_ms(self) -> int:
+        """The instant, in unix milliseconds."""
+        return int(now().timestamp() * 1000)
+
+
+def _ledger_jobs(c: _Context) -> list[Job]:
+    """From evidence to charges."""
+    settings, database = c.settings, c.database
+    meter = metering(settings)
+    return [
+        Job("create_partitions", HOUR_SECONDS, lambda: create_partitions(database, c.now_ms), "partitions created"),
+        Job("meter_scrapes", settings.roll_up_seconds, lambda: meter.run(database), "slots metered"),
+        Job(
+            "fold_usage",
+            settings.roll_up_seconds,
+            lambda: fold_usage(database, stopping=c.stopping),
+            "accelerator-hours folded",
+        ),
+        Job(
+            "rate_usage",
+            settings.rate_seconds,
+            lambda: rate_usage(database, c.now_ms, stopping=c.stopping),
+            "days rated",
+        ),
+    ]
+
+
+def _insight_jobs(c: _Context) -> list[Job]:
+    """Budgets, findings, recommendations and scaling, and the messages about them."""
+    settings, database = c.settings, c.database
+    spending = SpendingWatch(database)
+    notifications, writers = NotificationStore(database.connect), notification_writers(settings)
+    capacity, forecasts = scaling.ScalingStore(lambda: database.engine), ForecastStore(lambda: database.engine)
+    write_budget_mail = partial(budget_mail.write, links=ack_links(settings))
+    return [
+        Job(
+            "watch_budgets",
+            settings.budget_seconds,
+            lambda: watch_budgets(BudgetBook(database.connect), c.now_ms, write_budget_mail),
+            "messages",
+        ),
+        Job(
+            "find_idle", settings.idle_seconds, lambda: find_idle(database, c.now_ms), "idle findings opened or updated"
+        ),
+        Job("watch_spending", 60, lambda: spending.run(c.now_ms), "episodes opened, updated or resolved"),
+        Job(
+            "find_anomalies", settings.anomaly_seconds, lambda: find_anomalies(database, c.now_ms), "spending episodes"
+        ),
+        Job(
+            "recommend",
+            settings.recommend_seconds,
+            lambda: recommend(database, c.now_ms, tariff(settings)),
+            "recommendations",
+        ),
+        Job(
+            "notify_findings",
+            settings.notification_seconds,
+            lambda: notify_findings(notifications, c.now_ms, writers),
+        ),
+        Job(
+            "reclaim_idle",
+            settings.notification_seconds,
+            lambda: reclaim_idle(notifications, c.now_ms, ways(settings), finding_mail.acted, enabled=settings.actions),
+        ),
+        Job(
+            "advise_scaling",
+            settings.scaling_seconds,
+            lambda: len(advise_scaling(capacity, c.now_ms)),
+            "pools advised",
+        ),
+        Job("send_outbox", settings.send_seconds, sender(settings, database).send_due),
+        Job("store_forecasts", HOUR_SECONDS, lambda: store_forecasts(forecasts, c.now_ms), "forecasts stored"),
+    ]
+
+
+def _upkeep_jobs(c: _Context) -> list[Job]:
+    """Rollups for drawing, and retention."""
+    settings, database = c.settings, c.database
+    return [
+        Job(
+            "roll_up_series",
+            settings.series_seconds,
+            lambda: roll_up_series(database, settings.keep_series_days, c.now_ms, c.stopping),
+            "days rolled up",
+            apart=True,
+        ),
+        Job(
+            "roll_up_node_utilization",
+            HOUR_SECONDS,
+            lambda: roll_up_node_utilization(database, settings.keep_node_utilization_days, c.now_ms, c.stopping),
+            "days computed",
+            apart=True,
+        ),
+        Job(
+            "expire",
+            DAY_SECONDS,
+            lambda: expire(database, retention_days(settings), c.now_ms, c.stopping),
+            apart=True,
+        ),
+        Job("tidy", DAY_SECONDS, lambda: _tidy(c)),
+        Job(
+            "pack_samples",
+            DAY_SECONDS,
+            lambda: pack_samples(database, archive_retention(settings), c.now_ms, stopping=c.stopping),
+            apart=True,
+        ),
+        Job(
+            "merge_partitions",
+            DAY_SECONDS,
+            lambda: merge_partitions(database, merged_tables(settings), partitions.coarse_before(c.now_ms), c.stopping),
+            "partitions merged",
+            apart=True,
+        ),
+    ]
+
+
+def _tidy(c: _Context) -> None:
+    """Delete small records past their retention, and sum queue readings that an older collector left unsummed."""
+    with c.database.connect() as connection:
+        delete_old_runs(connection, now())
+        for delete_old in (
+            outbox.forget_old,
+            counters.delete_old,
+            scaling.forget_old,
+            queues.forget_old,
+            expire_records,
+            queues.sum_missing,
+        ):
+            delete_old(connection, c.now_ms)
