@@ -10,30 +10,15 @@ from typing import Literal
 from gpuledger_collector.accounting.budgets import money_text, percent_of
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import round_half_even_div
-from gpuledger_collector.export.cells import json_text, neutral
+from gpuledger_collector.export.cells import json_text, names, neutral
 from gpuledger_collector.storage.billing.budget_status import Status
 
-COLUMNS = (
-    "budget",
-    "owner",
-    "period_from",
-    "period_to",
-    "currency",
-    "amount",
-    "spent",
-    "spent_percent",
-    "elapsed_percent",
-    "forecast",
-    "forecast_low",
-    "forecast_high",
-    "run_out",
-    "run_out_earliest",
-    "run_out_latest",
-    "pace_1h_percent",
-    "pace_6h_percent",
-    "unpriced_gpu_hours",
-    "rated_up_to",
-    "alerts",
+COLUMNS = names(
+    """
+    budget owner period_from period_to currency amount spent spent_percent elapsed_percent forecast forecast_low
+    forecast_high run_out run_out_earliest run_out_latest pace_1h_percent pace_6h_percent unpriced_gpu_hours
+    rated_up_to alerts
+    """
 )
 """Columns of the CSV and keys of the JSON."""
 

@@ -12,16 +12,17 @@ from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.escapes import neutral as neutral
 
+
+def names(text: str, separator: str | None = None) -> tuple[str, ...]:
+    """The names in a text: columns by white space, names of several words by a separator."""
+    return tuple(name.strip() for name in text.split(separator))
+
+
 MEASURES = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
-BESIDE = (
-    "cost_shared",
-    "cost_total",
-    "energy_kwh",
-    "co2e_grams",
-    "cost_list",
-    "cost_contracted",
-    "cost_effective",
-    "correction_of",
+BESIDE = names(
+    """
+    cost_shared cost_total energy_kwh co2e_grams cost_list cost_contracted cost_effective correction_of
+    """
 )
 """What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
 cost at list rates, at the price book's, and as it is: with commitments amortised, the same as `cost`; and the closed

@@ -29,72 +29,22 @@ from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, fo
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.usage import HELD, STRANDED
-from gpuledger_collector.export.cells import neutral
+from gpuledger_collector.export.cells import names, neutral
 from gpuledger_common.escapes import escape_text
 
-COLUMNS = (
-    "BilledCost",
-    "BillingAccountId",
-    "BillingAccountName",
-    "BillingAccountType",
-    "BillingCurrency",
-    "BillingPeriodStart",
-    "BillingPeriodEnd",
-    "ChargeCategory",
-    "ChargeClass",
-    "ChargeDescription",
-    "ChargeFrequency",
-    "ChargePeriodStart",
-    "ChargePeriodEnd",
-    "ConsumedQuantity",
-    "ConsumedUnit",
-    "ContractedCost",
-    "ContractedUnitPrice",
-    "EffectiveCost",
-    "InvoiceId",
-    "InvoiceIssuerName",
-    "ListCost",
-    "ListUnitPrice",
-    "PricingCategory",
-    "PricingQuantity",
-    "PricingUnit",
-    "ProviderName",
-    "PublisherName",
-    "RegionId",
-    "RegionName",
-    "AvailabilityZone",
-    "ResourceId",
-    "ResourceName",
-    "ResourceType",
-    "ServiceCategory",
-    "ServiceName",
-    "ServiceSubcategory",
-    "SkuId",
-    "SkuMeter",
-    "SkuPriceId",
-    "SkuPriceDetails",
-    "SubAccountId",
-    "SubAccountName",
-    "SubAccountType",
-    "Tags",
-    "PricingCurrency",
-    "PricingCurrencyContractedUnitPrice",
-    "PricingCurrencyEffectiveCost",
-    "PricingCurrencyListUnitPrice",
-    "CommitmentDiscountCategory",
-    "CommitmentDiscountId",
-    "CommitmentDiscountName",
-    "CommitmentDiscountQuantity",
-    "CommitmentDiscountStatus",
-    "CommitmentDiscountType",
-    "CommitmentDiscountUnit",
-    "x_BusyGpuSeconds",
-    "x_IdleGpuSeconds",
-    "x_EnergyWh",
-    "x_CostBasis",
-    "x_GpuModel",
-    "x_Pool",
-    "x_IdleCost",
+COLUMNS = names(
+    """
+    BilledCost BillingAccountId BillingAccountName BillingAccountType BillingCurrency BillingPeriodStart
+    BillingPeriodEnd ChargeCategory ChargeClass ChargeDescription ChargeFrequency ChargePeriodStart ChargePeriodEnd
+    ConsumedQuantity ConsumedUnit ContractedCost ContractedUnitPrice EffectiveCost InvoiceId InvoiceIssuerName
+    ListCost ListUnitPrice PricingCategory PricingQuantity PricingUnit ProviderName PublisherName RegionId
+    RegionName AvailabilityZone ResourceId ResourceName ResourceType ServiceCategory ServiceName ServiceSubcategory
+    SkuId SkuMeter SkuPriceId SkuPriceDetails SubAccountId SubAccountName SubAccountType Tags PricingCurrency
+    PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost PricingCurrencyListUnitPrice
+    CommitmentDiscountCategory CommitmentDiscountId CommitmentDiscountName CommitmentDiscountQuantity
+    CommitmentDiscountStatus CommitmentDiscountType CommitmentDiscountUnit x_BusyGpuSeconds x_IdleGpuSeconds
+    x_EnergyWh x_CostBasis x_GpuModel x_Pool x_IdleCost
+    """
 )
 CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed", "owned": "Other"}
 NANO = 1_000_000_000

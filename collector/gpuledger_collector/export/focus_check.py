@@ -20,89 +20,42 @@ from typing import TextIO
 from gpuledger_collector.accounting.currencies import was_currency
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.export import focus_check_split
+from gpuledger_collector.export.cells import names
 
-NOT_NULL = (
-    "BilledCost",
-    "BillingAccountId",
-    "BillingCurrency",
-    "BillingPeriodEnd",
-    "BillingPeriodStart",
-    "ChargeCategory",
-    "ChargePeriodEnd",
-    "ChargePeriodStart",
-    "ContractedCost",
-    "EffectiveCost",
-    "InvoiceIssuerName",
-    "ListCost",
-    "ProviderName",
-    "PublisherName",
-    "ServiceCategory",
-    "ServiceName",
+NOT_NULL = names(
+    """
+    BilledCost BillingAccountId BillingCurrency BillingPeriodEnd BillingPeriodStart ChargeCategory ChargePeriodEnd
+    ChargePeriodStart ContractedCost EffectiveCost InvoiceIssuerName ListCost ProviderName PublisherName
+    ServiceCategory ServiceName
+    """
 )
 """Columns of FOCUS 1.2 that must be there and have a value in every row."""
 PRESENT = (*NOT_NULL, "BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity", "PricingUnit")
 """Columns that must be there."""
-KNOWN = frozenset(
-    (
-        *PRESENT,
-        "AvailabilityZone",
-        "BillingAccountType",
-        "CapacityReservationId",
-        "CapacityReservationStatus",
-        "ChargeFrequency",
-        "CommitmentDiscountCategory",
-        "CommitmentDiscountId",
-        "CommitmentDiscountName",
-        "CommitmentDiscountQuantity",
-        "CommitmentDiscountStatus",
-        "CommitmentDiscountType",
-        "CommitmentDiscountUnit",
-        "ConsumedQuantity",
-        "ConsumedUnit",
-        "ContractedUnitPrice",
-        "InvoiceId",
-        "ListUnitPrice",
-        "PricingCategory",
-        "PricingCurrency",
-        "PricingCurrencyContractedUnitPrice",
-        "PricingCurrencyEffectiveCost",
-        "PricingCurrencyListUnitPrice",
-        "RegionId",
-        "RegionName",
-        "ResourceId",
-        "ResourceName",
-        "ResourceType",
-        "ServiceSubcategory",
-        "SkuId",
-        "SkuMeter",
-        "SkuPriceDetails",
-        "SkuPriceId",
-        "SubAccountId",
-        "SubAccountName",
-        "SubAccountType",
-        "Tags",
+KNOWN = frozenset(PRESENT) | {
+    *names(
+        """
+        AvailabilityZone BillingAccountType CapacityReservationId CapacityReservationStatus ChargeFrequency
+        CommitmentDiscountCategory CommitmentDiscountId CommitmentDiscountName CommitmentDiscountQuantity
+        CommitmentDiscountStatus CommitmentDiscountType CommitmentDiscountUnit ConsumedQuantity ConsumedUnit
+        ContractedUnitPrice InvoiceId ListUnitPrice PricingCategory PricingCurrency
+        PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost PricingCurrencyListUnitPrice RegionId
+        RegionName ResourceId ResourceName ResourceType ServiceSubcategory SkuId SkuMeter SkuPriceDetails SkuPriceId
+        SubAccountId SubAccountName SubAccountType Tags
+        """
     )
+}
+ALLOCATED = names(
+    """
+    AllocatedMethodDetails AllocatedMethodId AllocatedResourceId AllocatedResourceName AllocatedTags
+    """
 )
-ALLOCATED = (
-    "AllocatedMethodDetails",
-    "AllocatedMethodId",
-    "AllocatedResourceId",
-    "AllocatedResourceName",
-    "AllocatedTags",
-)
-NUMBERS = (
-    "BilledCost",
-    "CommitmentDiscountQuantity",
-    "ConsumedQuantity",
-    "ContractedCost",
-    "ContractedUnitPrice",
-    "EffectiveCost",
-    "ListCost",
-    "ListUnitPrice",
-    "PricingQuantity",
-    "PricingCurrencyContractedUnitPrice",
-    "PricingCurrencyEffectiveCost",
-    "PricingCurrencyListUnitPrice",
+NUMBERS = names(
+    """
+    BilledCost CommitmentDiscountQuantity ConsumedQuantity ContractedCost ContractedUnitPrice EffectiveCost ListCost
+    ListUnitPrice PricingQuantity PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost
+    PricingCurrencyListUnitPrice
+    """
 )
 PRICES = ("ContractedUnitPrice", "ListUnitPrice", "PricingCurrencyContractedUnitPrice", "PricingCurrencyListUnitPrice")
 INSTANTS = ("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd")
@@ -118,26 +71,13 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "CommitmentDiscountStatus": frozenset(("", "Used", "Unused")),
     "CapacityReservationStatus": frozenset(("", "Used", "Unused")),
     "ServiceCategory": frozenset(
-        (
-            "AI and Machine Learning",
-            "Analytics",
-            "Business Applications",
-            "Compute",
-            "Databases",
-            "Developer Tools",
-            "Multicloud",
-            "Identity",
-            "Integration",
-            "Internet of Things",
-            "Management and Governance",
-            "Media",
-            "Migration",
-            "Mobile",
-            "Networking",
-            "Security",
-            "Storage",
-            "Web",
-            "Other",
+        names(
+            """
+            AI and Machine Learning, Analytics, Business Applications, Compute, Databases, Developer Tools,
+            Multicloud, Identity, Integration, Internet of Things, Management and Governance, Media,
+            Migration, Mobile, Networking, Security, Storage, Web, Other
+            """,
+            separator=",",
         )
     ),
 }

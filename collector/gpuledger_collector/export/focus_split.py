@@ -21,18 +21,16 @@ from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_instant
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.export import focus
-from gpuledger_collector.export.cells import neutral
+from gpuledger_collector.export.cells import names, neutral
 from gpuledger_common.largest_remainder import split
 
 METHOD = "dominant-share-v1"
 """A MIG instance's part of a device is the larger of its shares of compute and memory; holders of one accelerator share
 its time by what each of them held."""
-ALLOCATED = (
-    "AllocatedMethodDetails",
-    "AllocatedMethodId",
-    "AllocatedResourceId",
-    "AllocatedResourceName",
-    "AllocatedTags",
+ALLOCATED = names(
+    """
+    AllocatedMethodDetails AllocatedMethodId AllocatedResourceId AllocatedResourceName AllocatedTags
+    """
 )
 COLUMNS = (
     *ALLOCATED,
@@ -41,13 +39,11 @@ COLUMNS = (
     "ServiceProviderName",
     *(name for name in focus.COLUMNS if name.startswith("x_")),
 )
-PERIOD_COLUMNS = (
-    "BillingPeriodCreated",
-    "BillingPeriodEnd",
-    "BillingPeriodLastUpdated",
-    "BillingPeriodStart",
-    "BillingPeriodStatus",
-    "InvoiceIssuerName",
+PERIOD_COLUMNS = names(
+    """
+    BillingPeriodCreated BillingPeriodEnd BillingPeriodLastUpdated BillingPeriodStart BillingPeriodStatus
+    InvoiceIssuerName
+    """
 )
 Pair = tuple[ExportedCharge, focus.Row]
 

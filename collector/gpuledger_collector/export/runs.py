@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.measures import total
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
-from gpuledger_collector.export.cells import json_text, lines_text, neutral
+from gpuledger_collector.export.cells import json_text, lines_text, names, neutral
 from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
 from gpuledger_collector.insight.run_report import RunReport, leading_counter
 from gpuledger_collector.storage.ledger.runs import RunRow
@@ -39,18 +39,10 @@ READINGS = {
     "temperature_celsius": "temperature, degrees Celsius",
     "power_watts": "power, watts",
 }
-UNIT_COLUMNS = (
-    "counter",
-    "from",
-    "currency",
-    "per",
-    "cost",
-    "used_cost",
-    "units",
-    "coverage",
-    "covered_cost",
-    "charged_cost",
-    "restarts",
+UNIT_COLUMNS = names(
+    """
+    counter from currency per cost used_cost units coverage covered_cost charged_cost restarts
+    """
 )
 MOST_POINTS = 240
 

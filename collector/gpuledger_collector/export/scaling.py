@@ -7,36 +7,15 @@ from typing import Any
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.export.cells import lines_text, rows_as
+from gpuledger_collector.export.cells import lines_text, names, rows_as
 from gpuledger_common.plurals import plural
 
-COLUMNS = (
-    "decision",
-    "pool",
-    "made_at",
-    "as_of",
-    "policy",
-    "mode",
-    "demand_gpus",
-    "reactive_gpus",
-    "wanted_gpus",
-    "desired_gpus",
-    "before_gpus",
-    "quantile",
-    "told",
-    "told_state",
-    "from",
-    "until",
-    "known_s",
-    "came_gpu_s",
-    "wait_gpu_s",
-    "waste_gpu_s",
-    "reactive_wait_gpu_s",
-    "reactive_waste_gpu_s",
-    "waste_cost",
-    "currency",
-    "reason",
-    "inputs_hash",
+COLUMNS = names(
+    """
+    decision pool made_at as_of policy mode demand_gpus reactive_gpus wanted_gpus desired_gpus before_gpus quantile
+    told told_state from until known_s came_gpu_s wait_gpu_s waste_gpu_s reactive_wait_gpu_s reactive_waste_gpu_s
+    waste_cost currency reason inputs_hash
+    """
 )
 
 
