@@ -275,7 +275,7 @@ def facts_of_xml(path: Path) -> Iterator[Fact]:
 
 def facts_of_page(path: Path) -> Iterator[Fact]:
     """What a dcgm-exporter page shows; DCGM prints 0 for a memory without a sensor."""
-    for one in parse(path.read_text(encoding="utf-8")).seen.values():
+    for one in parse(path.read_text(encoding="utf-8")).accelerators.values():
         for metric, value in one.values.items():
             entry = BY_NAME[metric]
             if entry.tier.startswith("gpm") or (metric == "gpu_memory_temperature_celsius" and value == 0):

@@ -1,10 +1,10 @@
-"""The daemon: the main thread only schedules; a sick driver, a slow collector or a full disk stops nothing else.
+"""The daemon: samples in the main thread and pushes in another, so that a hanging driver or collector stops only one.
 
-Signals: TERM and INT stop sampling, spool the open batch, send what waits, the newest first, for LAST_SEND_S at most
-(also when the push loop hangs in a slow request), and end with 0; HUP reads the settings again (bad ones are reported
-and the old ones kept). A handler only puts its number into a queue: an Event that the interrupted thread waits on is
-not safe to set there. The watchdog of systemd is fed only while both loops move. Whatever else goes wrong in a round
-is said once, counted (gpuledger_agent_faults_total), and the next round begins as if nothing had been.
+Signals: TERM and INT stop sampling, spool the open batch, send waiting batches, the newest first, for at most
+LAST_SEND_S (even when the push loop hangs in a slow request), and exit with 0; HUP reloads the settings (bad ones are
+reported and the old ones stay). A handler only puts its number into a queue, because setting an Event that the
+interrupted thread waits on is not safe. systemd's watchdog is fed only while both loops make progress. Any other
+exception is logged once, counted (gpuledger_agent_faults_total), and aborts only the current round.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from gpuledger_agent import release
-from gpuledger_agent.clock import Clock
+from gpuledger_agent.clock import Clock, wall_ms
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import TIMEOUT_S, Http, Pusher
 from gpuledger_agent.sampler import Sampler
-from gpuledger_agent.settings import FIELDS, Settings, SettingsError
+from gpuledger_agent.settings import FIELDS, Settings
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.spool import Spool
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.meter import Meter
 from gpuledger_common.readings import SourceUnavailable, StillStarting
+from gpuledger_common.settings import SettingsError
 from gpuledger_common.systemd import notify
 
 log = logging.getLogger("gpuledger_agent")
 
 GAP_INTERVALS = 3
-LONGEST_ROUND_S = 5.0
-"""How long a round waits for a GPU that hangs (sources.nvml.READ_DEADLINE_S)."""
+MAX_ROUND_S = 5.0
+"""How long a round waits for a hanging GPU (sources.nvml.READ_DEADLINE_S)."""
 REOPEN_MIN_S, REOPEN_MAX_S = 5.0, 60.0
 RELOADED = frozenset(
     {
@@ -58,22 +58,17 @@ RELOADED = frozenset(
         "log_format",
     }
 )
-"""Settings that change while the agent runs; the others do with a restart."""
+"""Settings that a reload applies; the others need a restart."""
 STALE_S = 120.0
-"""A loop that has not moved for so long gets no watchdog signal."""
+"""Without progress of the push loop for so long, the watchdog is not fed."""
 OFTEN, EVERY_TIER = ("fast", "gpm"), ("fast", "gpm", "slow", "static")
 LAST_SEND_S = 10.0
 HANDOVER_S = 2.0
-"""How long a request that is under way at the end may still take before the last send begins without it."""
-
-
-def wall_ms() -> int:
-    """The wall clock in unix milliseconds."""
-    return time.time_ns() // 1_000_000
+"""How long a request that is in flight at the end may still take before the last send begins without it."""
 
 
 class LineFormatter(logging.Formatter):
-    """A record is one line: what is not seen in it is an escape. The lines of a traceback stand indented below it."""
+    """One line per record, with invisible characters as escapes; the lines of a traceback are indented below it."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Level and message."""
@@ -83,21 +78,16 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON."""
-        return json.dumps(
-            {
-                "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-                "level": record.levelname.lower(),
-                "message": record.getMessage(),
-            }
-        )
+        at = self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z")
+        return json.dumps({"at": at, "level": record.levelname.lower(), "message": record.getMessage()})
 
 
 def start_log(settings: Settings) -> None:
-    """Logs go to standard error, as systemd and containers want them."""
+    """Log to standard error, as systemd and containers expect."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else LineFormatter())
     log.handlers[:] = [handler]
@@ -113,7 +103,7 @@ def boot_id() -> str:
 
 @dataclass
 class Daemon:
-    """One running agent. `reload` gives new settings on SIGHUP, or raises SettingsError."""
+    """A running agent. `reload` returns new settings on SIGHUP, or raises SettingsError."""
 
     settings: Settings
     reload: Callable[[], Settings]
@@ -131,9 +121,6 @@ class Daemon:
     _broken_rounds: int = 0
 
     def __post_init__(self) -> None:
-        self._make_pusher()
-
-    def _make_pusher(self) -> None:
         self.pusher = self._new_pusher(TIMEOUT_S)
 
     def _new_pusher(self, timeout_s: float) -> Pusher:
@@ -141,19 +128,14 @@ class Daemon:
         return Pusher(self.spool, http.post, wall_ms)
 
     def run(self) -> int:
-        """Until a signal; the exit code."""
+        """Run until a signal; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         pushing = threading.Thread(target=self._push, name="push", daemon=True)
         pushing.start()
         notify("READY=1")
-        log.info(
-            "node %s, source %s, collector %s, spool %s",
-            self.sampler.node,
-            self.settings.source,
-            self.settings.collector_url,
-            self.spool.path,
-        )
+        source, collector = self.settings.source, self.settings.collector_url
+        log.info("node %s, source %s, collector %s, spool %s", self.sampler.node, source, collector, self.spool.path)
         try:
             self._sample()
         finally:
@@ -161,18 +143,14 @@ class Daemon:
         return 0
 
     def _push(self) -> None:
-        while not self.stop.is_set():
-            pusher = self.pusher
-            pusher.drain(_Either(self.stop, partial(self._replaced, pusher)), self.wake_push, self._push_moved)
-
-    def _replaced(self, pusher: Pusher) -> bool:
-        return self.pusher is not pusher
+        while not self.stop.is_set():  # a reload retires the pusher and puts a new one in its place
+            self.pusher.drain(self.stop, self.wake_push, self._push_moved)
 
     def _push_moved(self) -> None:
         self.moved_push = time.monotonic()
 
     def _sample(self) -> None:
-        """The sampling loop: on a fixed grid of the monotonic clock, so that a slow tick does not shift the next."""
+        """The sampling loop, on a fixed grid of the monotonic clock, so that a slow tick does not shift the next."""
         next_tick = next_slow = time.monotonic()
         next_flush = next_tick + min(self.settings.push_interval_s, 5.0)
         while not self.stop.is_set():
@@ -181,19 +159,18 @@ class Daemon:
             slow = now >= next_slow
             if slow:
                 next_slow = now + self.settings.slow_interval_s
-            self._tick(
-                (*(EVERY_TIER if slow else OFTEN), *(tier for tier in self.settings.extra if slow or tier == "gpm-opt"))
-            )
+            extra = (tier for tier in self.settings.extra if slow or tier == "gpm-opt")
+            self._tick((*(EVERY_TIER if slow else OFTEN), *extra))
             if now >= next_flush:
                 next_flush = now + self.settings.push_interval_s
                 self._flush()
             if now - self.moved_push < STALE_S:
                 notify("WATCHDOG=1")
             next_tick = max(next_tick + interval, time.monotonic())
-            self._obey(next_tick)
+            self._handle_signals(next_tick)
 
-    def _obey(self, until: float) -> None:
-        """Waits for the next round, and does what signals say as soon as they come."""
+    def _handle_signals(self, until: float) -> None:
+        """Wait for the next round, and handle signals as soon as they come."""
         while not self.stop.is_set():
             try:
                 number = self.signals.get(timeout=max(0.0, until - time.monotonic()))
@@ -205,16 +182,16 @@ class Daemon:
                 self.stop.set()
 
     def _tick(self, tiers: tuple[str, ...]) -> None:
-        """A round. What nobody foresaw ends only this one; when it goes on, the source is closed and opened again."""
+        """A round. An unexpected exception aborts only this one; after several, the source is closed and reopened."""
         try:
             self._round(tiers)
-        except Exception as error:  # a source's, the clock's or the meter's own mistake must not end sampling
-            self.sampler.faults.note("source", error)
+        except Exception as error:  # a bug in the source, the clock or the meter must not end sampling
+            self.sampler.exceptions.record("source", error)
             self._broken_rounds += 1
             if self._broken_rounds >= GAP_INTERVALS:
                 self._broken_rounds = 0
-                self._let_source_go()
-                self._lost(f"the source fails: {type(error).__name__}: {error}")
+                self._close_source()
+                self._source_lost(f"the source fails: {type(error).__name__}: {error}")
         else:
             self._broken_rounds = 0
 
@@ -222,41 +199,41 @@ class Daemon:
         if self.clock.check(wall_ms(), time.monotonic_ns()):
             log.warning("the wall clock was set: a gap begins; no time is invented, and none is counted twice")
             self.sampler.meter.clock_set()
-        if self._expired() or (not self._open and not self._try_open()):
+        if self._is_released() or (not self._open and not self._try_open()):
             return
         try:
             self.sampler.tick(self.clock.at_ms, tiers)
         except SourceUnavailable as error:
-            self._lost(str(error))
+            self._source_lost(str(error))
 
-    def _expired(self) -> bool:
-        """While a release is in force: every handle is closed, once, and confirmed in the note."""
+    def _is_released(self) -> bool:
+        """Whether a release is in force; its first round closes every handle and confirms that in the note."""
         folder = self.settings.spool_folder
-        released = release.read(folder, wall_ms())
-        if released is None:
+        note = release.read(folder, wall_ms())
+        if note is None:
             if self._released:
-                log.info("the release is over: the GPUs are taken up again")
+                log.info("the release is over: sampling resumes")
                 self._released, self._reopen_at = False, 0.0
             return False
         if not self._released:
-            self._let_source_go()  # also one that was lost: it may still have the driver's library, or some GPUs
+            self._close_source()  # also a lost one, which may still hold the driver's library or some GPUs
             self._released = True
-            self.sampler.detached("released on request: the GPUs are let go for a reset or a MIG change", "degraded")
-            log.info("every GPU is let go; `gpuledger-agent resume` or the end of the time takes them up again")
-        if not released.confirmed:
+            self.sampler.detached("released on request, for a GPU reset or a MIG change", "degraded")
+            log.info("every GPU is released until the time is over or `gpuledger-agent resume` is run")
+        if not note.confirmed:
             with contextlib.suppress(OSError):
-                release.write(folder, dataclasses.replace(released, confirmed=True))
+                release.write(folder, dataclasses.replace(note, confirmed=True))
         return True
 
-    def _let_source_go(self) -> None:
+    def _close_source(self) -> None:
         self._open = False
         try:
             self.sampler.source.close()
         except Exception as error:
-            self.sampler.faults.note("source", error)
+            self.sampler.exceptions.record("source", error)
 
     def _try_open(self) -> bool:
-        """Opens the source, at growing intervals; the heartbeat goes on without it."""
+        """Open the source, at growing intervals; the heartbeat continues without it."""
         now = time.monotonic()
         if now < self._reopen_at:
             return False
@@ -265,21 +242,17 @@ class Daemon:
         except SourceUnavailable as error:
             if isinstance(error, StillStarting):
                 self._reopen_s = REOPEN_MIN_S
-            self._lost(str(error))
+            self._source_lost(str(error))
             return False
         self._open, self._reopen_s = True, REOPEN_MIN_S
-        log.info(
-            "%d accelerators, driver %s%s",
-            len(self.sampler.latest.accelerators),
-            self.sampler.driver,
-            f"; {self.sampler.detail}" if self.sampler.detail else "",
-        )
+        detail = f"; {self.sampler.detail}" if self.sampler.detail else ""
+        log.info("%d accelerators, driver %s%s", len(self.sampler.latest.accelerators), self.sampler.driver, detail)
         return True
 
-    def _lost(self, sentence: str) -> None:
-        if sentence != self.sampler.detail:
-            log.warning("%s", sentence)
-        self.sampler.detached(sentence)
+    def _source_lost(self, reason: str) -> None:
+        if reason != self.sampler.detail:
+            log.warning("%s", reason)
+        self.sampler.detached(reason)
         self._open = False
         self._reopen_at = time.monotonic() + self._reopen_s
         self._reopen_s = min(self._reopen_s * 2, REOPEN_MAX_S)
@@ -287,47 +260,48 @@ class Daemon:
     def _flush(self) -> None:
         try:
             self.sampler.flush(self.spool, wall_ms())
-        except Exception as error:  # disk full, I/O error: sampling goes on, the spans stay in memory
-            log.error("the spool could not take a batch (%s); it is kept in memory", error)  # noqa: TRY400
+        except Exception as error:  # disk full, I/O error: sampling continues, the intervals stay in memory
+            log.error("a batch could not be spooled (%s); it is kept in memory", error)  # noqa: TRY400
             if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
                 self._renew_spool()
             return
         self.wake_push.set()
 
     def _renew_spool(self) -> None:
-        """The file was damaged under us: a new one is begun, or the sound old one opened anew, by the next batch."""
+        """Reopen the spool, or begin a new one, after its file was damaged while in use."""
         try:
             self.spool.renew(wall_ms())
         except Exception as error:
-            self.sampler.faults.note("spool", error)
+            self.sampler.exceptions.record("spool", error)
         else:
-            log.error("the spool was opened again; what was damaged lies at %s", self.spool.quarantined or "no place")
+            log.error("the spool was reopened; quarantined file: %s", self.spool.quarantined or "none")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.signals.put(number)
 
     def _reload(self) -> None:
-        """Takes what can change while running: intervals, threshold, collector, token, log; the rest at a restart."""
+        """Apply the settings that may change while running; the others need a restart."""
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             fresh = self.reload()
         except SettingsError as error:
-            log.error("the settings stay as they were: %s", error)  # noqa: TRY400
+            log.error("the settings are unchanged: %s", error)  # noqa: TRY400
         else:
-            kept = [
+            pending = [
                 name for name in FIELDS if name not in RELOADED and getattr(fresh, name) != getattr(self.settings, name)
             ]
-            log.info("settings read again%s", f"; {', '.join(kept)} change with a restart" if kept else "")
+            log.info("settings reloaded%s", f"; a restart is needed for {', '.join(pending)}" if pending else "")
             self.settings = fresh
             self.sampler.meter.busy_threshold = fresh.busy_threshold
             self.sampler.meter.gap_ms = gap_ms(fresh)
             start_log(fresh)
-            self._make_pusher()
+            retired, self.pusher = self.pusher, self._new_pusher(TIMEOUT_S)
+            retired.retired = True
             self.wake_push.set()
         notify("READY=1")
 
     def _end(self, pushing: threading.Thread) -> None:
-        """Spools what is open and delivers what it can; a request that hangs is left to itself (it may come twice)."""
+        """Spool what is open and deliver what is possible; a hanging request is abandoned, so it may arrive twice."""
         notify("STOPPING=1")
         deadline = time.monotonic() + LAST_SEND_S
         self.stop.set()
@@ -337,74 +311,49 @@ class Daemon:
         last = threading.Thread(target=self._last_send, args=(deadline,), name="last send", daemon=True)
         last.start()
         if self._open:
-            self._let_source_go()
+            self._close_source()
         last.join(max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(sqlite3.Error):
             log.info("stopped; %d batches wait in the spool", self.spool.counts().pending)
 
     def _last_send(self, deadline: float) -> None:
-        with contextlib.suppress(Exception):  # whatever it is, the batches wait for the next start
+        with contextlib.suppress(Exception):  # whatever fails, the batches wait for the next start
             self._new_pusher(LAST_SEND_S / 2).last(deadline)
 
 
-class _Either(threading.Event):
-    """A stop that is also set when the pusher was replaced."""
-
-    def __init__(self, stop: threading.Event, replaced: Callable[[], bool]) -> None:
-        super().__init__()
-        self._stop, self._replaced = stop, replaced
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        return self._stop.is_set() or self._replaced()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits on the true stop."""
-        return self._stop.wait(timeout) or self._replaced()
-
-
 def gap_ms(settings: Settings) -> int:
-    """The longest interval between samples that still counts as seen.
+    """The longest interval between samples that still counts as observed.
 
-    A round that waits for one GPU until its deadline must not cost its neighbours their time.
+    A round that waits for one GPU until its deadline must not make the time of its neighbors unobserved.
     """
     interval_s = settings.sample_interval_s
-    return round(max(GAP_INTERVALS * interval_s, LONGEST_ROUND_S + 2 * interval_s) * 1000)
+    return round(max(GAP_INTERVALS * interval_s, MAX_ROUND_S + 2 * interval_s) * 1000)
 
 
 def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
-    """A daemon from its settings. Raises AgentError with a sentence when the spool or a rules file cannot be used."""
+    """A daemon from its settings. Raises SettingsError for a bad rules file, AgentError for an unusable spool."""
     start_log(settings)
-    source = open_source(
-        settings.source,
-        settings.target or None,
-        node=settings.node_name,
-        seed=settings.seed,
-        given_back_ms=settings.given_back_ms,
-        patient=False,
-    )
-    owners = open_owners(
-        settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
-    )
+    source = open_source(settings, patient=False)
+    owners = open_owners(settings, source)
     spool = Spool(settings.spool_folder, settings.spool_bytes, wall_ms())
     if spool.quarantined is not None:
-        log.error("the spool was damaged; it lies at %s, a new one has begun", spool.quarantined)
+        log.error("the spool was damaged; it was moved to %s, and a new one has begun", spool.quarantined)
     meter = Meter(gap_ms(settings), settings.busy_threshold)
     sampler = Sampler(settings.node_name, settings.pool, source, owners, meter, boot_id=boot_id())
     clock = Clock(wall_ms(), time.monotonic_ns())
     if settings.serving_endpoints or settings.progress_dir is not None:
-        count_outputs(settings, sampler, clock)
+        start_counter_reader(settings, sampler, clock)
     return Daemon(settings, reload, spool, sampler, clock)
 
 
-def count_outputs(settings: Settings, sampler: Sampler, clock: Clock) -> None:
-    """Begin to read what workloads produce; only agents that are asked to have the code for it in memory."""
+def start_counter_reader(settings: Settings, sampler: Sampler, clock: Clock) -> None:
+    """Start reading what workloads produce; its code is imported only where it is configured, to save memory."""
     from gpuledger_agent.serving import CounterReader, endpoints
 
-    sampler.counting = CounterReader(
+    sampler.counter_reader = CounterReader(
         endpoints(settings.serving_endpoints),
         settings.progress_dir,
         lambda: sampler.latest.holders,
         lambda: clock.at_ms(time.monotonic_ns()),
     )
-    sampler.counting.start(lambda: settings.slow_interval_s)
+    sampler.counter_reader.start(lambda: settings.slow_interval_s)

@@ -1,13 +1,14 @@
-"""Resolution is given up before time, and time never before readings: what is put into batches while they pile up.
+"""Downsampling: which readings go into batches while undelivered batches pile up.
 
-A batch's bytes never change once it is spooled; so the choice is made before that, by how full the spool is:
+Usage intervals are kept longest, because they are billed; readings lose resolution before any time is lost. The bytes
+of a batch never change once it is spooled, so the choice is made before that, by how full the spool is:
 
 - below an eighth: *together*, one batch with usage intervals and readings;
-- from an eighth: *apart*, a batch with the usage intervals and one with the readings, which is dropped first;
-- from a half: *thin*, apart, and of each accelerator's readings only one for each minute.
+- from an eighth: *apart*, one batch with the usage intervals and one with the readings, which is dropped first;
+- from a half: *thin*, apart, and with only one reading per accelerator and minute.
 
-The usage intervals of 8 GPUs are about a kilobyte a minute. Why not thin what waits already: the collector may have
-committed it and its answer may be lost; the same time under another number would then be told twice.
+The usage intervals of 8 GPUs are about a kilobyte a minute. Waiting batches are not thinned: the collector may have
+committed one whose answer was lost, and the same time under another number would then be counted twice.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ THIN_MS = 60_000
 
 Level = Literal["together", "apart", "thin"]
 Rows = Sequence[tuple[int, Sample]]
+"""Samples with their instants in ms."""
 
 
 def level(fill: float) -> Level:
-    """What a spool that is so full (0 to 1) asks for."""
+    """The level for a spool that is filled to this part (0 to 1)."""
     if fill < APART_FROM:
         return "together"
     return "apart" if fill < THIN_FROM else "thin"
 
 
-def thinned(rows: Rows) -> Rows:
-    """Of each accelerator's readings (instant in ms, sample) the fullest of each minute, the later of equals."""
+def downsample(rows: Rows) -> Rows:
+    """The sample with the most readings of each accelerator and minute, the later of equals."""
     best: dict[tuple[str, int], tuple[int, Sample]] = {}
     for at_ms, sample in rows:
         key = sample.uuid, at_ms // THIN_MS

@@ -1,4 +1,4 @@
-"""/metrics: what the agent knows now, in Prometheus' text format, made from the catalogue by prometheus-client."""
+"""/metrics: the agent's latest readings, holders and own counters in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -21,18 +21,18 @@ from gpuledger_agent import __version__
 from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
 from gpuledger_common.catalogue import BY_NAME
-from gpuledger_common.exporter_names import Vintage, families, text_of
-from gpuledger_common.readings import Accelerator, Sample
+from gpuledger_common.exporter_names import Vintage, families, render
+from gpuledger_common.readings import Accelerator
 
 LABELS = ("uuid", "gpu", "model", "node", "mig_instance")
 OWNER_LABELS = ("uuid", "node", "workload", "kind", "user", "account", "team", "project")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Always this one, as dcgm-exporter does: OpenMetrics forbids the names of its counters."""
+"""Always the same, as dcgm-exporter's: OpenMetrics forbids the names of its counters."""
 HEALTH = {"ok": 0, "degraded": 1, "failed": 2, "unknown": 3}
 
 
 class AgentCollector(Collector):
-    """Reads the newest samples and the spool's counters at each scrape; never touches a GPU."""
+    """Reads the latest samples and the spool's counters at each scrape; never a GPU."""
 
     def __init__(self, sampler: Sampler, spool: Spool, dcgm: Vintage = "old") -> None:
         self._node, self._sampler, self._spool, self._dcgm = sampler.node, sampler, spool, dcgm
@@ -45,27 +45,27 @@ class AgentCollector(Collector):
         yield from self._agent()
 
     def failed(self, error: Exception) -> None:
-        """A page that could not be made: counted and said once, and the next is tried as if nothing had been."""
-        self._sampler.faults.note("metrics", error)
+        """Count a page that could not be built."""
+        self._sampler.exceptions.record("metrics", error)
 
     def dcgm_text(self) -> str:
-        """The same readings again in dcgm-exporter's words; empty when they are not wanted."""
+        """The same readings under dcgm-exporter's names; empty when the setting is off."""
         if self._dcgm == "off":
             return ""
         latest = self._sampler.latest
-        seen = [
+        entries = [
             (accelerator, latest.samples[accelerator.uuid], latest.holders.get(accelerator.uuid, ()))
             for accelerator in latest.accelerators
             if accelerator.uuid in latest.samples
         ]
-        return text_of(families(self._node, latest.driver, seen, self._dcgm))
+        return render(families(self._node, latest.driver, entries, self._dcgm))
 
     def _labels(self, accelerator: Accelerator) -> list[str]:
         return [accelerator.uuid, str(accelerator.index), accelerator.model, self._node, accelerator.mig_instance or ""]
 
     def _gpu(self, latest: Latest) -> Iterable[Metric]:
         health = GaugeMetricFamily("gpu_health_status", "0 ok, 1 degraded, 2 failed, 3 unknown", labels=LABELS)
-        cause = GaugeMetricFamily("gpu_health_cause", "Why it is not well: 1", labels=(*LABELS, "status", "cause"))
+        cause = GaugeMetricFamily("gpu_health_cause", "1 for the cause of a fault", labels=(*LABELS, "status", "cause"))
         families: dict[str, Any] = {}
         for accelerator in latest.accelerators:
             sample = latest.samples.get(accelerator.uuid)
@@ -76,73 +76,51 @@ class AgentCollector(Collector):
             if sample.health.cause:
                 cause.add_metric([*labels, sample.health.status, sample.health.cause], 1)
             for name, value in sample.values.items():
-                entry = BY_NAME.get(name)
-                if entry is None:
-                    continue
-                family = families.get(name)
-                if family is None:
-                    kind = CounterMetricFamily if entry.kind == "counter" else GaugeMetricFamily
-                    family = families[name] = kind(name, f"{entry.nvml} ({entry.unit})", labels=LABELS)
-                family.add_metric(labels, float(value))
-            self._series(accelerator, sample, families)
+                if name in BY_NAME:
+                    family = families.setdefault(name, _catalogue_family(name, LABELS))
+                    family.add_metric(labels, float(value))
+            # Metrics with several series: their own labels come after the accelerator's.
+            for name, series in sample.series.items():
+                family = families.setdefault(name, _catalogue_family(name))
+                sample_name = f"{family.name}_total" if family.type == "counter" else name
+                for entry in series:
+                    all_labels = dict(zip(LABELS, labels, strict=True)) | dict(entry.labels)
+                    family.add_sample(sample_name, all_labels, entry.value)
         yield health
         yield cause
         yield from families.values()
 
-    def _series(self, accelerator: Accelerator, sample: Sample, families: dict[str, Any]) -> None:
-        """Metrics that have several series on one accelerator: its own labels come after the accelerator's."""
-        whose = dict(zip(LABELS, self._labels(accelerator), strict=True))
-        for name, several in sample.series.items():
-            entry = BY_NAME[name]
-            counts = entry.kind == "counter"
-            family = families.get(name)
-            if family is None:
-                kind = CounterMetricFamily if counts else GaugeMetricFamily
-                family = families[name] = kind(name, f"{entry.nvml} ({entry.unit})")
-            for one in several:
-                family.add_sample(family.name + "_total" if counts else name, whose | dict(one.labels), one.value)
-
     def _owners(self, latest: Latest) -> Iterable[Metric]:
         held = GaugeMetricFamily(
-            "gpu_held_ratio", "Part of the accelerator that a workload holds; absent: nobody does", labels=OWNER_LABELS
+            "gpu_held_ratio", "Part of the accelerator that a workload holds; absent: no holder", labels=OWNER_LABELS
         )
         for uuid, holders in latest.holders.items():
-            whole = sum(holder.weight for holder in holders) or 1
+            total_weight = sum(holder.weight for holder in holders) or 1
             for holder in holders:
-                workload = holder.workload
-                held.add_metric(
-                    [
-                        uuid,
-                        self._node,
-                        workload.id,
-                        workload.kind,
-                        workload.user or "",
-                        workload.account or "",
-                        workload.tags.get("team", ""),
-                        workload.tags.get("project", ""),
-                    ],
-                    holder.weight / whole,
-                )
+                workload, tags = holder.workload, holder.workload.tags
+                owner = [workload.user or "", workload.account or "", tags.get("team", ""), tags.get("project", "")]
+                held.add_metric([uuid, self._node, workload.id, workload.kind, *owner], holder.weight / total_weight)
         yield held
-        empty = GaugeMetricFamily(
-            "gpu_allocated_without_process", "1: held by allocation, and no process on it", labels=("uuid", "node")
-        )
-        stranger = GaugeMetricFamily(
-            "gpu_used_without_allocation", "1: a process on it whose workload was not given it", labels=("uuid", "node")
-        )
-        for accelerator in latest.accelerators:
-            verdict = latest.disagreement(accelerator.uuid)
-            empty.add_metric([accelerator.uuid, self._node], int(verdict == "allocated without a process"))
-            stranger.add_metric([accelerator.uuid, self._node], int(verdict == "used without an allocation"))
-        yield empty
-        yield stranger
+        for name, text, disagreement in (
+            ("gpu_allocated_without_process", "1: allocated, without a process on it", "allocated without a process"),
+            (
+                "gpu_used_without_allocation",
+                "1: used by a workload that does not hold it",
+                "used without an allocation",
+            ),
+        ):
+            family = GaugeMetricFamily(name, text, labels=("uuid", "node"))
+            for accelerator in latest.accelerators:
+                differs = latest.disagreement(accelerator.uuid) == disagreement
+                family.add_metric([accelerator.uuid, self._node], int(differs))
+            yield family
 
     def _agent(self) -> Iterable[Metric]:
         counts = self._spool.counts()
         yield _gauge("gpuledger_agent_info", "The running agent", 1, {"version": __version__, "node": self._node})
         yield _counter("gpuledger_agent_ticks_total", "Rounds of sampling", self._sampler.ticks)
         faults = CounterMetricFamily("gpuledger_agent_faults_total", "Exceptions survived, by place", labels=("place",))
-        for place, count in self._sampler.faults.counts.items():
+        for place, count in self._sampler.exceptions.counts.items():
             faults.add_metric((place,), count)
         yield faults
         yield _counter(
@@ -150,25 +128,21 @@ class AgentCollector(Collector):
             "Accelerator time not counted: the clock was set back",
             self._sampler.meter.discarded_after_clock_step_ms / 1000,
         )
-        for name, value in (
-            ("produced", counts.produced),
-            ("acked", counts.acked),
-            ("dropped", counts.dropped),
-            ("dead", counts.dead),
-        ):
-            yield _counter(f"gpuledger_agent_batches_{name}_total", f"Batches {name} in this spool's epoch", value)
+        for name in ("produced", "acked", "dropped", "dead"):
+            text = f"Batches {name} in this spool's epoch"
+            yield _counter(f"gpuledger_agent_batches_{name}_total", text, getattr(counts, name))
         yield _gauge("gpuledger_agent_batches_pending", "Batches that wait in the spool", counts.pending)
         yield _gauge(
-            "gpuledger_agent_conservation_violation", "1 when a batch is unaccounted for", 0 if counts.conserved else 1
+            "gpuledger_agent_conservation_violation", "1 when a batch is unaccounted for", int(not counts.conserved)
         )
         lost = self._spool.lost()
         records = CounterMetricFamily(
-            "gpuledger_agent_records_lost_total", "Records lost for want of room, and how", labels=("record", "how")
+            "gpuledger_agent_records_lost_total", "Records lost for lack of space, and how", labels=("record", "how")
         )
         for record, how, value in (
             ("usage_interval", "dropped", lost.usage_intervals_dropped),
             ("reading", "dropped", lost.readings_dropped),
-            ("reading", "thinned", lost.readings_thinned),
+            ("reading", "downsampled", lost.readings_downsampled),
             ("reading", "memory full", self._sampler.readings_lost),
         ):
             records.add_metric((record, how), value)
@@ -180,6 +154,12 @@ class AgentCollector(Collector):
         used = resource.getrusage(resource.RUSAGE_SELF)
         yield _counter("gpuledger_agent_cpu_seconds_total", "CPU time of the agent", used.ru_utime + used.ru_stime)
         yield _gauge("gpuledger_agent_resident_memory_bytes", "Resident memory of the agent", resident_bytes())
+
+
+def _catalogue_family(name: str, labels: Sequence[str] | None = None) -> Any:
+    metric = BY_NAME[name]
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(name, f"{metric.nvml} ({metric.unit})", labels=labels)
 
 
 def _gauge(name: str, text: str, value: float, labels: dict[str, str] | None = None) -> GaugeMetricFamily:
@@ -199,21 +179,21 @@ def resident_bytes() -> int:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Answers GET / and /metrics with the page."""
+    """Serves the page under / and /metrics."""
 
     page: Callable[[], bytes]
     timeout = 30
 
     def do_GET(self) -> None:
-        """The page, packed when the asker takes gzip."""
-        found = self.path.partition("?")[0] in {"/", "/metrics"}
+        """The page, compressed when the client accepts gzip."""
+        is_page = self.path.partition("?")[0] in {"/", "/metrics"}
         try:
-            body = type(self).page() if found else b"the metrics are at /metrics\n"
+            body = type(self).page() if is_page else b"the metrics are at /metrics\n"
         except Exception:
-            self.send_error(500, "the page could not be made; the agent's log says why")
+            self.send_error(500, "the page could not be built; see the agent's log")
             raise
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain; charset=utf-8")
+        self.send_response(200 if is_page else 404)
+        self.send_header("Content-Type", CONTENT_TYPE if is_page else "text/plain; charset=utf-8")
         if "gzip" in self.headers.get("Accept-Encoding", ""):
             body = gzip.compress(body, 1)
             self.send_header("Content-Encoding", "gzip")
@@ -222,11 +202,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
-        """A scrape is nothing to tell of."""
+        """Scrapes are not logged."""
 
 
 def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
-    """Serves /metrics on ADDRESS:PORT in a thread; the returned call ends it. Raises OSError when the port is taken."""
+    """Serve /metrics on ADDRESS:PORT in a thread; the returned call stops it. Raises OSError for a port in use."""
     registry = CollectorRegistry()
     registry.register(collector)
     address, _, port = listen.rpartition(":")
@@ -237,7 +217,7 @@ def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
 
         def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
             error = sys.exception()
-            if isinstance(error, Exception) and not isinstance(error, OSError):  # an asker that left is nothing to tell
+            if isinstance(error, Exception) and not isinstance(error, OSError):  # OSError: the client went away
                 collector.failed(error)
 
     class Handler(_Handler):

@@ -1,10 +1,10 @@
-"""Push: sends what is spooled until the collector says that it has committed it.
+"""Push: sends spooled batches until the collector has committed them.
 
-The reaction to every answer is a table (`reaction`), free of I/O: success acknowledges; a refusal of records
-acknowledges the rest; what can pass is retried for ever with full jitter; what can never pass is buried with its
-reason. Only a collector's own answer ends a batch, in whichever way: a proxy that is set up wrongly for an hour says
-404 or 301 to batches that are sound. Nothing is deleted from the spool before a collector says COMMIT. After an outage
-the newest and the oldest batches are sent in turn, so that dashboards recover at once while the backlog drains.
+`reaction` maps every answer to a step, without I/O: success acknowledges; a refusal of records acknowledges the rest;
+what may pass later is retried forever with full jitter; what can never pass becomes a dead letter with its reason. Only
+a collector's own answer ends a batch: a misconfigured proxy may answer 404 or 301 to sound batches for hours. Nothing
+is deleted from the spool before the collector has committed it. After an outage the newest and the oldest batches are
+sent in turn, so that dashboards recover at once while the backlog drains.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuledger_agent.spool import Holds, Spool, Spooled
+from gpuledger_agent.settings import is_web_address
+from gpuledger_agent.spool import BatchContents, Encode, Spool, SpooledBatch
 from gpuledger_common import wire
 from gpuledger_common.batches import pack, unpack
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.settings import SettingsError
 
 log = logging.getLogger("gpuledger_agent")
 
@@ -38,8 +40,8 @@ RETRY_AFTER_CAP_S = 900.0
 AUTH_PROBE_S = 60.0
 UNDECODABLE_TRIES = 3
 TIMEOUT_S = 30.0
-MOST_SAID = 20
-"""Sentences about one outage in the log."""
+MAX_LOGGED = 20
+"""Distinct log messages about one outage."""
 PATH = "/v1/batches"
 
 Step = Literal["ack", "retry", "probe", "split", "dead_letter", "undecodable"]
@@ -47,7 +49,7 @@ Step = Literal["ack", "retry", "probe", "split", "dead_letter", "undecodable"]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back: a status with headers and body, or `error` when nothing did."""
+    """The answer to a request: a status with headers and body, or `error` without an answer."""
 
     status: int | None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -57,23 +59,23 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What to do with the batch, and how long to wait before the next request (None: the usual backoff)."""
+    """What to do with the batch, and how long to wait before the next request (None: exponential backoff)."""
 
     step: Step
     reason: str = ""
     wait_s: float | None = 0.0
     rejected: tuple[tuple[str, str], ...] = ()
     final: bool = False
-    """Whether a collector itself says it, so that what can be done no other way is buried."""
+    """Whether a collector itself refused, so that a batch that cannot be split becomes a dead letter."""
 
 
 def reaction(reply: Reply, now_s: float) -> Reaction:
-    """The table of reactions; `now_s` is wall time, for Retry-After as a date."""
+    """The reaction to an answer; `now_s` is wall time, for a Retry-After that is a date."""
     status = reply.status
     if status is None:
         return Reaction("retry", reply.error, None)
-    if status == 200 or status == 422:
-        return _answered(status, reply.body)
+    if status in {200, 422}:
+        return _accepted(status, reply.body)
     if status in {401, 403}:
         return Reaction("probe", f"the collector refuses this node's token ({status})", AUTH_PROBE_S)
     if status == 429 or status >= 500 or status in {408, 425}:
@@ -82,36 +84,35 @@ def reaction(reply: Reply, now_s: float) -> Reaction:
 
 
 def _refused(status: int, body: bytes) -> Reaction:
-    """What no retry mends where a collector says it; said by anybody else it may pass. Halves help with a proxy too."""
-    answer = _collectors(body)
-    if answer is not None and answer.status != "refused":
-        answer = None
+    """A refusal is final only from a collector; from a proxy it may pass, and halves may be small enough for it."""
+    answer = _collector_answer(body)
+    refused = answer is not None and answer.status == "refused"
     if status == 413:
-        return Reaction("split", "batch too large", None, final=answer is not None)
-    if answer is None:
-        return _not_a_collectors(status)
+        return Reaction("split", "batch too large", None, final=refused)
+    if answer is None or not refused:
+        return _foreign_answer(status)
     if status == 409:
-        return Reaction("dead_letter", "the collector knows other bytes under this number")
+        return Reaction("dead_letter", "the collector has other bytes under this number")
     return Reaction("undecodable", f"status {status}: {answer.detail[:200]}", None)
 
 
-def _collectors(body: bytes) -> wire.Answer | None:
-    """A collector's own answer, whole; None for a page of a portal or a proxy, an empty or a torn body."""
+def _collector_answer(body: bytes) -> wire.Answer | None:
+    """A collector's complete answer; None for the page of a portal or a proxy, an empty or a truncated body."""
     try:
         return msgspec.json.decode(body, type=wire.Answer)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors; brackets beyond its depth are not
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, except for too deeply nested brackets
         return None
 
 
-def _not_a_collectors(status: int) -> Reaction:
+def _foreign_answer(status: int) -> Reaction:
     return Reaction("retry", f"status {status}, with an answer that is not a collector's", None)
 
 
-def _answered(status: int, body: bytes) -> Reaction:
-    """Only a collector's own answer, whole, ends a batch: a portal or a proxy that says 200 has committed nothing."""
-    answer = _collectors(body)
+def _accepted(status: int, body: bytes) -> Reaction:
+    """Only a collector's complete answer ends a batch: a portal or proxy that answers 200 has committed nothing."""
+    answer = _collector_answer(body)
     if answer is None:
-        return _not_a_collectors(status)
+        return _foreign_answer(status)
     if status == 200 and answer.status in {"committed", "duplicate"}:
         return Reaction("ack")
     if status == 422 and answer.status == "partial":
@@ -121,7 +122,7 @@ def _answered(status: int, body: bytes) -> Reaction:
 
 
 def retry_after(text: str | None, now_s: float) -> float | None:
-    """Seconds to wait by a Retry-After header (seconds or HTTP date), capped; None when it says nothing usable."""
+    """Seconds to wait by a Retry-After header (seconds or HTTP date), capped; None without a usable one."""
     if text is None:
         return None
     if text.strip().isdecimal():
@@ -135,31 +136,27 @@ def retry_after(text: str | None, now_s: float) -> float | None:
     return min(max(at.timestamp() - now_s, 0.0), RETRY_AFTER_CAP_S)
 
 
-def backoff(attempt: int, chance: float) -> float:
-    """Full jitter: a `chance` in 0..1 of the exponentially growing ceiling."""
-    return chance * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2.0 ** min(attempt, 10))
+def backoff(attempt: int, jitter: float) -> float:
+    """Full jitter: a random part (`jitter`, 0..1) of an exponentially growing ceiling."""
+    return jitter * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2.0 ** min(attempt, 10))
 
 
 class Http:
-    """One kept-alive connection to the collector."""
+    """A kept-alive connection to the collector. Raises SettingsError for a bad address."""
 
     def __init__(
         self, url: str, token_file: Path | None = None, ca_file: Path | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
-        try:
-            parts = urlsplit(url)
-            self._port = parts.port
-        except ValueError:
-            raise ValueError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]") from None
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
-        self._host, self._tls = parts.hostname, parts.scheme == "https"
+        if not is_web_address(url):
+            raise SettingsError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
+        parts = urlsplit(url)
+        self._host, self._port, self._tls = parts.hostname or "", parts.port, parts.scheme == "https"
         self._path = parts.path.rstrip("/") + PATH
         self._token_file, self._ca_file, self._timeout_s = token_file, ca_file, timeout_s
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, body: bytes, sent_ms: int) -> Reply:
-        """Sends one body; every fault of the network is a Reply without status."""
+        """Send one body; every network error is a Reply without status."""
         headers = {
             "Content-Type": "application/msgpack",
             "Content-Encoding": "zstd",
@@ -168,7 +165,7 @@ class Http:
         try:
             if self._token_file is not None:
                 token = self._token_file.read_text().strip()
-                if not (token.isascii() and token.isprintable()):  # http.client would quote it in its sentence
+                if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
                     return Reply(None, error=f"{self._token_file} holds more than a token")
                 headers["Authorization"] = f"Bearer {token}"
             connection = self._connect()
@@ -194,7 +191,7 @@ class Http:
         return self._connection
 
     def close(self) -> None:
-        """Drops the connection; the next post makes a new one."""
+        """Close the connection; the next post opens a new one."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.close()
@@ -202,24 +199,26 @@ class Http:
 
 
 class Pusher:
-    """Drains a spool through a `post(body, sent_ms)`; the clock, the waiting and the chance are handed in."""
+    """Delivers the batches of a spool through `post(body, sent_ms)`, at a pace that the answers set."""
 
     def __init__(
         self,
         spool: Spool,
         post: Callable[[bytes, int], Reply],
         wall_ms: Callable[[], int],
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._spool, self._post, self._wall_ms, self._chance = spool, post, wall_ms, chance
+        self._spool, self._post, self._wall_ms, self._jitter = spool, post, wall_ms, jitter
         self._newest_next = False
         self._attempt = 0
         self.problem = ""
         self.last_ack_ms: int | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
+        self.retired = False
+        """Set when another pusher has taken its place: `drain` returns soon after."""
 
     def step(self) -> float | None:
-        """Sends one batch, lane by lane, and reacts. Seconds to wait before the next one; None when nothing waits."""
+        """Send one batch, the oldest and the newest in turn; seconds to wait for the next, None if none waits."""
         self._newest_next = not self._newest_next
         return self._send("oldest" if self._newest_next else "newest")
 
@@ -228,109 +227,98 @@ class Pusher:
         if batch is None:
             return None
         reply = self._post(batch.body, self._wall_ms())
-        found = reaction(reply, self._wall_ms() / 1000)
-        return self._act(batch, found)
+        return self._act(batch, reaction(reply, self._wall_ms() / 1000))
 
-    def _act(self, batch: Spooled, found: Reaction) -> float:
-        if found.step == "ack":
-            self._spool.acknowledge(batch.seq, found.rejected)
-            self._attempt, self.problem, self.last_ack_ms = 0, found.reason, self._wall_ms()
+    def _act(self, batch: SpooledBatch, answer: Reaction) -> float:
+        """React to an answer; seconds to wait before the next request."""
+        self.problem = answer.reason
+        if answer.step == "ack":
+            self._spool.acknowledge(batch.seq, answer.rejected)
+            self._attempt, self.last_ack_ms = 0, self._wall_ms()
             return 0.0
-        self.problem = found.reason
-        if found.step == "split" and self._split(batch):
+        if answer.step == "split" and self._split(batch):
             return 0.0
-        if found.step == "dead_letter" or (found.step == "split" and found.final):
-            self._spool.dead_notification(batch.seq, found.reason)
-            return 0.0
-        if found.step == "undecodable" and self._spool.undecodable(batch.seq) >= UNDECODABLE_TRIES:
-            self._spool.dead_notification(batch.seq, found.reason)
+        if (
+            answer.step == "dead_letter"
+            or (answer.step == "split" and answer.final)
+            or (answer.step == "undecodable" and self._spool.undecodable(batch.seq) >= UNDECODABLE_TRIES)
+        ):
+            self._spool.dead_letter(batch.seq, answer.reason)
             return 0.0
         self._attempt += 1
-        return backoff(self._attempt, self._chance()) if found.wait_s is None else found.wait_s
+        return backoff(self._attempt, self._jitter()) if answer.wait_s is None else answer.wait_s
 
-    def _split(self, batch: Spooled) -> bool:
-        """Two batches of half the records each; False for one record, which cannot be split."""
+    def _split(self, batch: SpooledBatch) -> bool:
+        """Replace the batch by two halves; False for one record, which cannot be split."""
         halves = split_batch(unpack(batch.body))
         if halves is None:
             return False
-        self._spool.replace(batch.seq, [_numbered(half) for half in halves], self._wall_ms())
+        self._spool.replace(batch.seq, [_spoolable(half) for half in halves], self._wall_ms())
         return True
 
     def last(self, deadline: float) -> None:
-        """Before the agent ends: the newest first, until nothing waits, one is not taken, or the time is over."""
+        """Before the agent ends, send the newest first until none waits, one is not accepted, or the time is over."""
         while time.monotonic() < deadline and self._send("newest") == 0.0:
             pass
 
-    def _say(self) -> None:
-        """Into the log what keeps batches from the collector, each sentence once until a batch is taken again."""
+    def _log_problem(self) -> None:
+        """Log what prevents delivery, each message once until a batch is accepted again."""
         if not self.problem:
-            if self._said:
-                self._said.clear()
-                log.info("the collector takes batches again")
-        elif self.problem not in self._said and len(self._said) < MOST_SAID:
-            self._said.add(self.problem)
-            words, waiting = escape_text(self.problem), self._spool.counts().pending
-            log.warning("delivery: %s; %d batches wait in the spool", words, waiting)
+            if self._logged:
+                self._logged.clear()
+                log.info("the collector accepts batches again")
+        elif self.problem not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(self.problem)
+            waiting = self._spool.counts().pending
+            log.warning("delivery: %s; %d batches wait in the spool", escape_text(self.problem), waiting)
 
     def drain(self, stop: threading.Event, wake: threading.Event, moved: Callable[[], None]) -> None:
-        """The push loop: until `stop`, sends whenever something waits; `moved` is called each round (watchdog)."""
-        while not stop.is_set():
+        """The push loop: send whenever a batch waits, until `stop`; `moved` is called in each round (watchdog)."""
+        while not stop.is_set() and not self.retired:
             moved()
             try:
                 wait_s = self.step()
-            except Exception as error:  # a full disk or a locked file must not end delivery for ever
+            except Exception as error:  # a full disk or a locked file must not end delivery forever
                 self.problem, wait_s = f"{type(error).__name__}: {error}", 5.0
-            if wait_s is not None:
-                self._say()
             if wait_s is None:
                 wake.wait(1.0)
                 wake.clear()
-            elif wait_s > 0:
-                deadline = time.monotonic() + wait_s
-                while not stop.is_set() and (left := deadline - time.monotonic()) > 0:
-                    moved()
-                    stop.wait(min(left, 5.0))
+                continue
+            self._log_problem()
+            deadline = time.monotonic() + wait_s
+            while not (stop.is_set() or self.retired) and (remaining_s := deadline - time.monotonic()) > 0:
+                moved()
+                stop.wait(min(remaining_s, 5.0))
 
 
-def _numbered(batch: wire.Batch) -> tuple[Callable[[str, int], bytes], Holds]:
-    holds = Holds(len(batch.usage_intervals), len(batch.samples.at_ms))
-    return lambda epoch, seq: pack(msgspec.structs.replace(batch, epoch=epoch, seq=seq)), holds
+def _spoolable(batch: wire.Batch) -> tuple[Encode, BatchContents]:
+    contents = BatchContents(len(batch.usage_intervals), len(batch.samples.at_ms))
+    return lambda epoch, seq: pack(msgspec.structs.replace(batch, epoch=epoch, seq=seq)), contents
 
 
 def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:
-    """The batch as two: the first half of its usage intervals and samples, and the rest. None when it has one
-    record.
-    """
-    rows = len(batch.samples.at_ms)
-    if len(batch.usage_intervals) + rows < 2:
+    """The batch as two halves of its usage intervals and samples; None when it cannot be split."""
+    intervals, rows = batch.usage_intervals, len(batch.samples.at_ms)
+    cut, row_cut = _cut_between_holders(intervals), rows // 2
+    if (cut, row_cut) in {(0, 0), (len(intervals), rows)}:
+        cut, row_cut = len(intervals), 0
+    if len(intervals) + rows < 2 or (cut == len(intervals) and rows == 0):
         return None
-    half_usage_intervals, half_rows = _span_cut(batch.usage_intervals), rows // 2
-    if (half_usage_intervals, half_rows) in {(0, 0), (len(batch.usage_intervals), rows)}:
-        half_usage_intervals, half_rows = len(batch.usage_intervals), 0
-        if rows == 0:
-            return None
-    first = msgspec.structs.replace(
-        batch, usage_intervals=batch.usage_intervals[:half_usage_intervals], samples=_rows(batch.samples, 0, half_rows)
-    )
-    second = msgspec.structs.replace(
-        batch,
-        usage_intervals=batch.usage_intervals[half_usage_intervals:],
-        samples=_rows(batch.samples, half_rows, rows),
-        counts=[],
-    )
-    return [first, second]
+    first = msgspec.structs.replace(batch, usage_intervals=intervals[:cut], samples=_rows(batch.samples, 0, row_cut))
+    rest = _rows(batch.samples, row_cut, rows)
+    return [first, msgspec.structs.replace(batch, usage_intervals=intervals[cut:], samples=rest, counts=[])]
 
 
-def _span_cut(usage_intervals: list[wire.WireUsageInterval]) -> int:
-    """A place near the middle that does not part the holders of one span: the collector reads them together."""
-    cut = len(usage_intervals) // 2
-    while 0 < cut < len(usage_intervals) and _span(usage_intervals[cut]) == _span(usage_intervals[cut - 1]):
+def _cut_between_holders(intervals: list[wire.WireUsageInterval]) -> int:
+    """A position near the middle where the holders of one time stay together: the collector reads them together."""
+    cut = len(intervals) // 2
+    while 0 < cut < len(intervals) and _time_range(intervals[cut]) == _time_range(intervals[cut - 1]):
         cut += 1
     return cut
 
 
-def _span(usage_interval: wire.WireUsageInterval) -> tuple[int, int, int]:
-    return usage_interval.accelerator, usage_interval.start_ms, usage_interval.end_ms
+def _time_range(interval: wire.WireUsageInterval) -> tuple[int, int, int]:
+    return interval.accelerator, interval.start_ms, interval.end_ms
 
 
 def _rows(samples: wire.Samples, start: int, stop: int) -> wire.Samples:

@@ -1,8 +1,8 @@
-"""Reads what workloads produced: counters of inference servers' /metrics, and files that training runs write.
+"""Read counters of what workloads produce: inference servers' /metrics, and files that training runs write.
 
-Loaded only where it is configured. A thread of its own asks each endpoint once per slow interval, within a deadline
-and a size, so that a server that hangs delays nobody. A counter belongs to a workload: the one that the setting names,
-or the only one that holds an accelerator of this node; where neither is clear, nothing is read and the log says so.
+Imported only where it is configured. A thread of its own asks each endpoint once per slow interval, within a deadline
+and a size limit, so that a hanging server delays nothing else. A counter belongs to the workload that the setting
+names, or to the only one that holds an accelerator of this node; otherwise it is not read, and the log says so.
 
 A file of `progress_dir` is named after its workload, as `4711.prom`, and has lines such as
 `gpuledger_run_steps_total 1200`; a run that cannot reach the collector writes it (to a temporary name, then renames).
@@ -19,83 +19,81 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpuledger_agent.owners.http_bounded import read_body
+from gpuledger_agent.settings import is_web_address
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.readings import Holder, Workload
-from gpuledger_common.serving_counters import Counted, parse
+from gpuledger_common.serving_counters import CounterReading, parse
 
 log = logging.getLogger("gpuledger_agent")
 
 TIMEOUT_S = 3.0
-MOST_PAGE_BYTES = 4 * 1024 * 1024
-MOST_SERIES = 500
-"""Counters taken of one page: an endpoint has some for each of its models."""
-MOST_PART_LETTERS = 500
-"""Of the labels of a series; one with more is left out. With MOST_KEPT, a batch stays within what a collector takes."""
-MOST_KEPT = 20_000
-"""Readings kept in memory while the spool cannot be written; of more, the oldest go."""
-MOST_ENDPOINTS, MOST_FILES = 64, 256
-MOST_FILE_BYTES = 64 * 1024
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+MAX_SERIES = 500
+"""Counters read from one page: an endpoint has several for each of its models."""
+MAX_PART_CHARACTERS = 500
+"""Labels of a series; longer ones are left out. With MAX_READINGS this keeps a batch within the collector's limits."""
+MAX_READINGS = 20_000
+"""Readings kept in memory while the spool cannot be written; beyond that the oldest are dropped."""
+MAX_ENDPOINTS, MAX_FILES = 64, 256
+MAX_FILE_BYTES = 64 * 1024
 
 Holders = Callable[[], Mapping[str, Sequence[Holder]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A page, and the workload that it belongs to: its id or its name; empty: the only one of this node."""
+    """A page, and the id or name of its workload; empty: the only workload of this node."""
 
     url: str
     workload: str = ""
 
     @property
     def source(self) -> str:
-        """The address as it may be told: without user, password and query."""
+        """The address without user, password and query."""
         parts = urlsplit(self.url)
         port = "" if parts.port is None else f":{parts.port}"
         return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
 
 
 def endpoints(text: str) -> list[Endpoint]:
-    """The endpoints of the setting `serving_endpoints`. Raises ValueError with a sentence."""
-    found = []
+    """The endpoints of the setting `serving_endpoints`. Raises ValueError with a message."""
+    result = []
     for entry in (part.strip() for part in text.split(",")):
         if not entry:
             continue
         before, mark, after = entry.partition("=")
         workload, url = (before.strip(), after.strip()) if mark and "://" not in before else ("", entry)
-        try:
-            parts = urlsplit(url)
-            good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            good = False
-        if not good:
-            raise ValueError(f"{entry.rpartition('@')[2]!r} is not [WORKLOAD=]http://HOST[:PORT][/PATH]")
+        shown = entry.rpartition("@")[2]  # without a password
+        if not is_web_address(url):
+            raise ValueError(f"{shown!r} is not [WORKLOAD=]http://HOST[:PORT][/PATH]")
+        parts = urlsplit(url)
         if parts.username or parts.password:
-            raise ValueError(f"{entry.rpartition('@')[2]!r} must not hold a user name or a password")
-        found.append(Endpoint(url if parts.path not in {"", "/"} else f"{url.rstrip('/')}/metrics", workload))
-    if len(found) > MOST_ENDPOINTS:
-        raise ValueError(f"has {len(found)} endpoints, {MOST_ENDPOINTS} are allowed")
-    return found
+            raise ValueError(f"{shown!r} must not hold a user name or a password")
+        result.append(Endpoint(url if parts.path not in {"", "/"} else f"{url.rstrip('/')}/metrics", workload))
+    if len(result) > MAX_ENDPOINTS:
+        raise ValueError(f"has {len(result)} endpoints, {MAX_ENDPOINTS} are allowed")
+    return result
 
 
-def whose(named: str, holders: Iterable[Holder]) -> Workload | str:
-    """The workload of an endpoint, or a sentence that says why there is none."""
-    there = {(one.workload.kind, one.workload.id): one.workload for one in holders}
-    if named:
-        there = {key: one for key, one in there.items() if named in {one.id, one.name}}
-    if len(there) == 1:
-        return next(iter(there.values()))
-    which = f"of the name {named!r} " if named else ""
-    if not there:
-        return f"no workload {which}holds an accelerator of this node now"
-    return f"{len(there)} workloads {which}hold accelerators of this node: name one, as WORKLOAD=URL"
+def find_workload(name: str, holders: Iterable[Holder]) -> Workload | str:
+    """The workload of an endpoint, or a message that says why there is none."""
+    workloads = {(holder.workload.kind, holder.workload.id): holder.workload for holder in holders}
+    matching = [workload for workload in workloads.values() if not name or name in {workload.id, workload.name}]
+    if len(matching) == 1:
+        return matching[0]
+    named = f"named {name!r} " if name else ""
+    if not matching:
+        return f"no workload {named}holds an accelerator of this node now"
+    return f"{len(matching)} workloads {named}hold accelerators of this node: name one, as WORKLOAD=URL"
 
 
-def page(url: str, clock: Callable[[], float] = time.monotonic) -> str:
-    """The text of an endpoint. Raises OSError, HTTPException or ValueError; never follows to another address."""
+def fetch_page(url: str, clock: Callable[[], float] = time.monotonic) -> str:
+    """The text of an endpoint, without following redirections. Raises OSError, HTTPException or ValueError."""
     parts = urlsplit(url)
     host, until = parts.hostname or "", clock() + TIMEOUT_S
     connection: http.client.HTTPConnection
@@ -110,29 +108,29 @@ def page(url: str, clock: Callable[[], float] = time.monotonic) -> str:
         connection.request("GET", path or "/metrics", headers={"Accept": "text/plain;version=0.0.4"})
         answer = connection.getresponse()
         if answer.status != 200:
-            raise ValueError(f"it answers {answer.status}")
-        body = read_body(answer, MOST_PAGE_BYTES, until, clock)
+            raise ValueError(f"HTTP status {answer.status}")
+        body = read_body(answer, MAX_PAGE_BYTES, until, clock)
     finally:
         connection.close()
-    if len(body) > MOST_PAGE_BYTES:
-        raise ValueError(f"its page is over {MOST_PAGE_BYTES} bytes")
+    if len(body) > MAX_PAGE_BYTES:
+        raise ValueError(f"the page is larger than {MAX_PAGE_BYTES} bytes")
     return body.decode("utf-8", errors="replace")
 
 
 @dataclass
 class CounterReader:
-    """Reads every endpoint and file in turn; `take` gives what was read since."""
+    """Reads every endpoint and file in turn; `take` returns the readings since."""
 
     endpoints: Sequence[Endpoint]
     progress_dir: Path | None
     holders: Holders
     at_ms: Callable[[], int]
-    _read: list[Counted] = field(default_factory=list)
-    _said: dict[str, str] = field(default_factory=dict)
+    _read: list[CounterReading] = field(default_factory=list)
+    _logged: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, interval_s: Callable[[], float]) -> None:
-        """Read for as long as the process lives, in a thread of its own."""
+        """Read until the process ends, in a thread of its own."""
         threading.Thread(target=self._forever, args=(interval_s,), name="counters", daemon=True).start()
 
     def _forever(self, interval_s: Callable[[], float]) -> None:
@@ -140,78 +138,82 @@ class CounterReader:
             begun = time.monotonic()
             try:
                 self.read()
-            except Exception as error:  # whatever it is, the next round is another chance
-                self._say("all counters", f"{type(error).__name__}: {error}")
+            except Exception as error:  # whatever failed may work in the next round
+                self._log("all counters", f"{type(error).__name__}: {error}")
             time.sleep(max(1.0, interval_s() - (time.monotonic() - begun)))
 
     def read(self) -> None:
-        """One round over everything."""
-        holders = [one for of in self.holders().values() for one in of]
+        """Read every endpoint and file once."""
+        holders = [holder for entries in self.holders().values() for holder in entries]
         for endpoint in self.endpoints:
-            self._one(endpoint.source, endpoint.workload, holders, lambda url=endpoint.url: page(url))  # type: ignore[misc]
-        files = self._files()
-        here = {f"file:{path.name}" for path in files}
-        self._said = {name: text for name, text in self._said.items() if name in here or not name.startswith("file:")}
-        for path in files:
-            self._one(f"file:{path.name}", path.stem, holders, lambda path=path: _text(path))  # type: ignore[misc]
+            self._read_source(endpoint.source, endpoint.workload, holders, partial(fetch_page, endpoint.url))
+        files = {f"file:{path.name}": path for path in self._files()}
+        self._logged = {
+            source: text for source, text in self._logged.items() if source in files or not source.startswith("file:")
+        }
+        for source, path in files.items():
+            self._read_source(source, path.stem, holders, partial(_file_text, path))
 
     def _files(self) -> list[Path]:
         if self.progress_dir is None:
             return []
         try:
-            return sorted(self.progress_dir.glob("*.prom"))[:MOST_FILES]
+            return sorted(self.progress_dir.glob("*.prom"))[:MAX_FILES]
         except OSError as error:
-            self._say(str(self.progress_dir), f"cannot be read ({error.strerror})")
+            self._log(str(self.progress_dir), f"cannot be read ({error.strerror})")
             return []
 
-    def _one(self, source: str, named: str, holders: Sequence[Holder], text: Callable[[], str]) -> None:
-        workload = whose(named, holders)
+    def _read_source(self, source: str, name: str, holders: Sequence[Holder], read_text: Callable[[], str]) -> None:
+        workload = find_workload(name, holders)
         if isinstance(workload, str):
-            self._say(source, workload)
+            self._log(source, workload)
             return
         try:
-            counters, started_ms = parse(text())
+            counters, started_ms = parse(read_text())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._say(source, f"gives no counters: {getattr(error, 'strerror', None) or error or type(error).__name__}")
+            self._log(source, f"no counters: {getattr(error, 'strerror', None) or error or type(error).__name__}")
             return
         at_ms = self.at_ms()
         rows = [
-            Counted(workload, source, one.counter, at_ms, one.value, one.part, one.engine, started_ms)
-            for one in counters[:MOST_SERIES]
-            if len(one.part) <= MOST_PART_LETTERS
+            CounterReading(
+                workload, source, counter.counter, at_ms, counter.value, counter.part, counter.engine, started_ms
+            )
+            for counter in counters[:MAX_SERIES]
+            if len(counter.part) <= MAX_PART_CHARACTERS
         ]
-        self._say(source, "" if rows else "has no counter that we know")
+        self._log(source, "" if rows else "no known counter on the page")
         with self._lock:
-            self._read = [*self._read, *rows][-MOST_KEPT:]
+            self._read = [*self._read, *rows][-MAX_READINGS:]
 
-    def _say(self, source: str, sentence: str) -> None:
-        if self._said.get(source, "") != sentence:
-            self._said[source] = sentence
-            name = escape_text(source)  # a file's is its user's
-            if sentence:
-                log.warning("counters of %s: %s", name, sentence)
+    def _log(self, source: str, problem: str) -> None:
+        """Log a problem of a source, or (empty) that it is read, when that changes."""
+        if self._logged.get(source, "") != problem:
+            self._logged[source] = problem
+            name = escape_text(source)  # users choose the names of their files
+            if problem:
+                log.warning("counters of %s: %s", name, problem)
             else:
                 log.info("counters of %s are read", name)
 
-    def take(self) -> list[Counted]:
-        """What was read since the last time."""
+    def take(self) -> list[CounterReading]:
+        """The readings since the last call."""
         with self._lock:
             taken, self._read = self._read, []
         return taken
 
-    def put_back(self, rows: Sequence[Counted]) -> None:
-        """Keep readings that could not be spooled for the next batch, before those that were made meanwhile."""
+    def put_back(self, rows: Sequence[CounterReading]) -> None:
+        """Keep readings that could not be spooled for the next batch."""
         with self._lock:
-            self._read = [*rows, *self._read][-MOST_KEPT:]
+            self._read = [*rows, *self._read][-MAX_READINGS:]
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_without_blocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _text(path: Path) -> str:
-    """The file's text. Raises OSError, and ValueError for a pipe or a device, which would hold up all that is read."""
-    with open(path, encoding="utf-8", errors="replace", opener=_at_once) as file:
+def _file_text(path: Path) -> str:
+    """The file's text. Raises OSError, and ValueError for a pipe or a device, which would block the reader."""
+    with open(path, encoding="utf-8", errors="replace", opener=_open_without_blocking) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("is no file")
-        return file.read(MOST_FILE_BYTES)
+            raise ValueError("not a regular file")
+        return file.read(MAX_FILE_BYTES)

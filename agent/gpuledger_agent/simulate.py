@@ -1,4 +1,4 @@
-"""A simulated fleet's past in virtual time, through the real sampler, meter, spool and push."""
+"""Replay the past of a simulated fleet in virtual time, through the real sampler, meter, spool and push."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pathlib import Path
 
 from gpuledger_agent.push import Http, Pusher
 from gpuledger_agent.sampler import Sampler
-from gpuledger_agent.settings import Settings, SettingsError
+from gpuledger_agent.settings import Settings
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
-from gpuledger_common.meter import Meter
+from gpuledger_common.meter import HOUR_MS, Meter
 from gpuledger_common.plurals import plural
 from gpuledger_common.readings import SourceUnavailable
+from gpuledger_common.settings import SettingsError
 
-FLUSH_MS = 6 * 3_600_000
+FLUSH_MS = 6 * HOUR_MS
 PATIENCE_S = 30.0
-"""How long a collector that refuses may take to come round before the simulation gives up."""
+"""How long the collector may refuse batches before the simulation gives up."""
 
 
 def node_names(seed: int) -> list[str]:
@@ -39,33 +40,34 @@ def instant_ms(text: str | None, name: str) -> int:
     return round(at.timestamp() * 1000)
 
 
-def step_ms(text: str, option: str = "--step", longest_ms: int = 3_600_000) -> int:
-    """A duration such as 30s, 5m or 1h. Raises SettingsError naming the option."""
-    found = re.fullmatch(r"(\d+)(s|m|h)", text)
-    milliseconds = int(found[1]) * {"s": 1000, "m": 60_000, "h": 3_600_000}[found[2]] if found else 0
-    if not 1000 <= milliseconds <= longest_ms:
-        raise SettingsError(f"{option}: {text!r} is not a duration from 1s to {longest_ms // 3_600_000}h")
+def duration_ms(text: str, option: str = "--step", max_ms: int = HOUR_MS) -> int:
+    """A duration such as 30s, 5m or 1h in milliseconds. Raises SettingsError naming the option."""
+    match = re.fullmatch(r"(\d+)(s|m|h)", text)
+    milliseconds = int(match[1]) * {"s": 1000, "m": 60_000, "h": HOUR_MS}[match[2]] if match else 0
+    if not 1000 <= milliseconds <= max_ms:
+        raise SettingsError(f"{option}: {text!r} is not a duration from 1s to {max_ms // HOUR_MS}h")
     return milliseconds
 
 
-def chosen(fleet: Fleet, only: str, without: str) -> list[str]:
+def chosen_nodes(fleet: Fleet, only: str, without: str) -> list[str]:
     """Names of the nodes to simulate. Raises SettingsError for a name that the fleet does not have."""
     names = [node.name for node in fleet.nodes]
     wanted, unwanted = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, without))
     for name in (*wanted, *unwanted):
         if name not in names:
-            raise SettingsError(f"{name!r} is no node of the fleet; it has {', '.join(names)}")
+            raise SettingsError(f"{name!r} is not a node of the fleet; it has {', '.join(names)}")
     return [name for name in names if (not wanted or name in wanted) and name not in unwanted]
 
 
-def chronicle(settings: Settings, start: str | None, end: str | None) -> str:
-    """What is out of the ordinary in the fleet between two instants, a line each."""
-    found = Fleet(settings.seed, settings.given_back_ms).chronicle(instant_ms(start, "--from"), instant_ms(end, "--to"))
-    lines = [f"{minute(begin)} to {minute(until)}  {said}" for begin, until, said in found]
+def incidents(settings: Settings, start: str | None, end: str | None) -> str:
+    """The incidents of the fleet between two instants, a line each."""
+    fleet = Fleet(settings.seed, settings.given_back_ms)
+    entries = fleet.incidents(instant_ms(start, "--from"), instant_ms(end, "--to"))
+    lines = [f"{minute_text(begin)} to {minute_text(until)}  {text}" for begin, until, text in entries]
     return "\n".join(lines or ["nothing out of the ordinary"])
 
 
-def minute(at_ms: int) -> str:
+def minute_text(at_ms: int) -> str:
     """An instant to the minute, in UTC."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
@@ -79,36 +81,38 @@ def simulate(
     *,
     only: str = "",
     without: str = "",
-) -> int:
-    """Nodes of the fleet from start to end; returns the exit code. Shows progress on a terminal only."""
-    start_ms, end_ms, every_ms = instant_ms(start, "--from"), instant_ms(end, "--to"), step_ms(step)
+) -> None:
+    """Simulate nodes of the fleet from start to end, with progress on a terminal."""
+    start_ms, end_ms, every_ms = instant_ms(start, "--from"), instant_ms(end, "--to"), duration_ms(step)
     if end_ms <= start_ms:
         raise SettingsError("--to: must come after --from")
     fleet = Fleet(settings.seed, settings.given_back_ms)
-    names = chosen(fleet, only, without)
+    names = chosen_nodes(fleet, only, without)
     http = Http(collector, settings.token_path, settings.ca_file)
     batches = 0
     with tempfile.TemporaryDirectory(prefix="gpuledger-simulate-") as folder:
         for done, name in enumerate(names):
-            progress(done, len(names), name)
-            batches += one_node(settings, fleet, name, (start_ms, end_ms, every_ms), http, Path(folder) / name)
-    progress(len(names), len(names), "")
+            show_progress(done, len(names), name)
+            period = start_ms, end_ms, every_ms
+            batches += simulate_node(settings, fleet, name, period, http, Path(folder) / name)
+    show_progress(len(names), len(names), "")
     gpus = sum(len(node.accelerators) for node in fleet.nodes if node.name in names)
     sys.stdout.write(f"{plural(len(names), 'node')}, {plural(gpus, 'accelerator')}, batches acknowledged: {batches}\n")
-    return 0
 
 
-def progress(done: int, whole: int, name: str) -> None:
-    """A line that rewrites itself, on a terminal."""
+def show_progress(done: int, total: int, name: str) -> None:
+    """Redraw the progress line, on a terminal only."""
     if sys.stderr.isatty():
-        bar = "#" * (30 * done // whole)
-        sys.stderr.write(f"\r  [{bar:30}] {done}/{whole} nodes {name:16}" + ("\n" if done == whole else ""))
+        bar = "#" * (30 * done // total)
+        sys.stderr.write(f"\r  [{bar:30}] {done}/{total} nodes {name:16}" + ("\n" if done == total else ""))
         sys.stderr.flush()
 
 
-def one_node(settings: Settings, fleet: Fleet, name: str, span: tuple[int, int, int], http: Http, folder: Path) -> int:
-    """One node's past; the number of batches that the collector acknowledged."""
-    at_ms, end_ms, every_ms = span
+def simulate_node(
+    settings: Settings, fleet: Fleet, name: str, period: tuple[int, int, int], http: Http, folder: Path
+) -> int:
+    """Simulate one node for a period (start, end, step in ms); returns the number of acknowledged batches."""
+    at_ms, end_ms, every_ms = period
     source = SimulatedSource(fleet, name, lambda: at_ms)
     spool = Spool(folder, settings.spool_bytes, at_ms, free_floor=0)
     sampler = Sampler(name, settings.pool, source, [source], Meter(3 * every_ms, settings.busy_threshold))
@@ -125,19 +129,19 @@ def one_node(settings: Settings, fleet: Fleet, name: str, span: tuple[int, int, 
     sampler.flush(spool, at_ms)
     drain(pusher)
     counts = spool.counts()
-    notifications = spool.dead_letters()
+    dead_letters = spool.dead_letters()
     spool.close()
-    if counts.pending or counts.dead or notifications:
-        why = f"; the first refused record: {notifications[0][1]}, {notifications[0][2]}" if notifications else ""
+    if counts.pending or counts.dead or dead_letters:
+        why = f"; the first refused record: {dead_letters[0][1]}, {dead_letters[0][2]}" if dead_letters else ""
         raise SourceUnavailable(f"{counts.pending} batches of {name} wait, {counts.dead} were refused{why}")
     return counts.acked
 
 
 def drain(pusher: Pusher) -> None:
-    """Sends everything; waits as told. Raises SourceUnavailable when the collector stays away."""
+    """Send everything, at the pace that the collector allows. Raises SourceUnavailable when it stays unavailable."""
     deadline = time.monotonic() + PATIENCE_S
     while (wait_s := pusher.step()) is not None:
         if wait_s > 0:
             if time.monotonic() > deadline:
-                raise SourceUnavailable(f"the collector does not take batches: {pusher.problem}")
+                raise SourceUnavailable(f"the collector does not accept batches: {pusher.problem}")
             time.sleep(min(wait_s, 1.0))

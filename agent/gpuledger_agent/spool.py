@@ -1,15 +1,16 @@
 """The spool: batches on the node's disk until the collector has committed them.
 
-SQLite in WAL mode with synchronous=FULL, never a file format of our own. Numbering, storing and counting are one
-transaction, so that after a crash at any point `produced = acked + pending + dropped + dead` holds. A spool file has
-its own epoch; a damaged one is put into quarantine and a new epoch begins, so that sampling never waits for a repair.
-Damage that SQLite does not see is looked for as well: the numbers must add up when the file is opened, and a batch must
-have the SHA-256 that it was stored with before it is sent; else it is a dead letter, never a wrong bill. The file is
-bounded. When it is full, batches that hold readings alone go first, the oldest before the others; batches with usage
-intervals, which are the money, go only when there is nothing else. Each loss is counted with its range and reason, and
-by what it held. So that there is such a choice, the sampler keeps readings and usage intervals apart as soon as batches
-begin to pile up (`downsampling`): to take readings out of a batch that waits would change its bytes under its number,
-and the collector may have them already, its answer lost. For the same reason nothing that waits is re-encoded.
+It is SQLite in WAL mode with synchronous=FULL. Numbering, storing and counting are one transaction, so that after a
+crash at any point `produced = acked + pending + dropped + dead` holds. A spool file has its own epoch; a damaged one is
+quarantined and a new epoch begins, so that sampling never waits for a repair. Damage that SQLite does not see is
+detected too: the numbers must add up when the file is opened, and before a batch is sent its SHA-256 must be the stored
+one; else it becomes a dead letter, never a wrong bill.
+
+The file is bounded. When it is full, batches with readings only are dropped first, oldest first; batches with usage
+intervals, which are billed, only when there is nothing else. Each loss is recorded with its range and reason, and
+counted by its records. To allow this choice, the sampler puts readings and usage intervals into separate batches as
+soon as batches pile up (`downsampling`). Waiting batches are never re-encoded: the collector may have committed the
+bytes under this number already, its answer lost.
 """
 
 from __future__ import annotations
@@ -32,26 +33,23 @@ from gpuledger_common.readings import AgentError
 PAGE_BYTES = 4096
 DEAD_LETTERS_KEPT = 1000
 LOCK_WAIT_S = 10.0
-"""How long another program may hold the file (a backup, a person with sqlite3) before we say so."""
-QUARANTINED_KEPT = 2
-"""Damaged spools that are kept for a person to look at; older ones make room."""
+"""How long another program (a backup, a person with sqlite3) may lock the file before an error is reported."""
+MAX_QUARANTINED = 2
+"""Damaged spools kept for inspection; older ones are removed."""
 FREE_FLOOR_BYTES = 256 * 1024 * 1024
-"""Below this much free space on the filesystem the file does not grow: the node needs it more."""
+"""With less free space on the filesystem the file does not grow: the node needs it more."""
 SMALL_BYTES = 1024 * 1024
-"""So small the file may always be: a batch or two on their way to a collector that answers are no burden."""
+"""The file may always grow to this size: a batch or two on their way to the collector."""
 BOUND_REACHED = 0.8
-"""Fuller than this, a spool that is full has reached its own bound; else the disk has."""
+"""Above this fill level, a full spool has reached its own bound; below it, the disk is full."""
 LOG_PAGES = 128
-"""Pages in the write-ahead log after which they are moved into the file: half a megabyte, not SQLite's four."""
-MOST_LOG_BYTES = LOG_PAGES * PAGE_BYTES
-"""To what the log is cut back after it was larger."""
+"""Pages in the write-ahead log before a checkpoint: half a megabyte instead of SQLite's four."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batch (
-    seq INTEGER PRIMARY KEY, made_ms INTEGER NOT NULL, sha256 BLOB NOT NULL, body BLOB NOT NULL,
-    undecodable INTEGER NOT NULL DEFAULT 0, usage_intervals INTEGER NOT NULL DEFAULT 1, readings INTEGER NOT
-    NULL DEFAULT 0
+    seq INTEGER PRIMARY KEY, created_ms INTEGER NOT NULL, sha256 BLOB NOT NULL, body BLOB NOT NULL,
+    undecodable INTEGER NOT NULL DEFAULT 0, usage_intervals INTEGER NOT NULL, readings INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS dead (
     id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, record TEXT NOT NULL, reason TEXT NOT NULL, body BLOB
@@ -69,53 +67,54 @@ _COUNTERS = (
     "dead",
     "usage_intervals_dropped",
     "readings_dropped",
-    "readings_thinned",
+    "readings_downsampled",
 )
-_ADDED = {"usage_intervals": 1, "readings": 0}
-"""Columns of `batch` that a file of an older version lacks, with what its rows get: they may hold usage intervals."""
+
+Encode = Callable[[str, int], bytes]
+"""Gives the bytes of a batch for an epoch and a sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
-    """What a batch holds, in records; `thinned` are readings that were left out of it for want of room."""
+class BatchContents:
+    """Numbers of records in a batch; `downsampled` are readings that were left out of it to save space."""
 
     usage_intervals: int = 0
     readings: int = 0
-    thinned: int = 0
+    downsampled: int = 0
 
 
-NOTHING = Holds()
+EMPTY = BatchContents()
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """What an epoch has lost by want of room, in records."""
+class RecordLosses:
+    """Numbers of records that an epoch has lost for lack of space."""
 
     usage_intervals_dropped: int
     readings_dropped: int
-    readings_thinned: int
+    readings_downsampled: int
 
 
 class DiskNearlyFull(AgentError):
-    """A batch would make the file grow on a disk that has no room to spare."""
+    """A batch would make the file grow on a nearly full disk."""
 
 
 class SpoolUnavailable(AgentError):
-    """The spool's folder cannot be used; the sentence says why."""
+    """The spool's folder cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spooled:
-    """A batch as it waits; its bytes never change."""
+class SpooledBatch:
+    """A waiting batch; its bytes never change."""
 
     seq: int
-    made_ms: int
+    created_ms: int
     body: bytes
     undecodable: int
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class BatchCounts:
     """The conservation numbers of an epoch, in batches."""
 
     produced: int
@@ -126,7 +125,7 @@ class Counts:
 
     @property
     def conserved(self) -> bool:
-        """Whether every batch that was made is accounted for."""
+        """Whether every batch produced is accounted for."""
         return self.produced == self.acked + self.pending + self.dropped + self.dead
 
 
@@ -150,7 +149,7 @@ class Spool:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise SpoolUnavailable(f"the spool folder {folder} cannot be made: {error.strerror}") from error
+            raise SpoolUnavailable(f"the spool folder {folder} cannot be created: {error.strerror}") from error
         try:
             self._db = self._open_or_replace(folder, now_ms)
         except sqlite3.OperationalError as error:
@@ -159,13 +158,14 @@ class Spool:
         self.epoch = str(self._value("SELECT value FROM meta WHERE name = 'epoch'"))
 
     def _open_or_replace(self, folder: Path, now_ms: int) -> sqlite3.Connection:
-        """Opens the file, or a new one if it is damaged. Locked, unwritable or on a full disk, it is not damaged."""
+        """Open the file, or a new one if it is damaged. Locked, unwritable or on a full disk, it is not damaged."""
         try:
             return self._open(now_ms)
         except sqlite3.OperationalError as error:
             code = error.sqlite_errorcode & 0xFF
+            # SQLITE_ERROR: a foreign table in place of ours. Read-only though writable: a flipped byte in the header.
             flipped = code == sqlite3.SQLITE_READONLY and os.access(self.path, os.W_OK) and os.access(folder, os.W_OK)
-            if code != sqlite3.SQLITE_ERROR and not flipped:  # a foreign table where ours should be, a byte of a header
+            if code != sqlite3.SQLITE_ERROR and not flipped:
                 raise
         except sqlite3.DatabaseError:
             pass
@@ -173,7 +173,7 @@ class Spool:
 
     def _open(self, now_ms: int) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
-        database.text_factory = _text
+        database.text_factory = lambda value: value.decode(errors="replace")  # a flipped bit must not raise
         try:
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()
             if verdict is None or verdict[0] != "ok":
@@ -183,31 +183,27 @@ class Spool:
             database.execute("PRAGMA synchronous = FULL")
             database.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
             database.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-            database.execute(f"PRAGMA journal_size_limit = {MOST_LOG_BYTES}")
+            database.execute(f"PRAGMA journal_size_limit = {LOG_PAGES * PAGE_BYTES}")
             database.executescript(_SCHEMA)
-            known = {row[1] for row in database.execute("PRAGMA table_info(batch)")}
-            for name, value in _ADDED.items():
-                if name not in known:
-                    database.execute(f"ALTER TABLE batch ADD COLUMN {name} INTEGER NOT NULL DEFAULT {value}")
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 fresh = uuid7(now_ms, os.urandom(10))
                 database.execute("INSERT OR IGNORE INTO meta VALUES ('epoch', ?)", (fresh,))
                 database.executemany("INSERT OR IGNORE INTO counter VALUES (?, 0)", [(name,) for name in _COUNTERS])
-            _look_over(database)
-        except UnicodeDecodeError as error:  # sqlite3 quotes a flipped name in its sentence
+            _check_rows(database)
+        except UnicodeDecodeError as error:  # sqlite3 quotes a flipped name in its message
             database.close()
-            raise sqlite3.DatabaseError("a name is no text") from error
+            raise sqlite3.DatabaseError("a name is not text") from error
         except sqlite3.Error:
             database.close()
             raise
         return database
 
     def _replace(self, folder: Path, now_ms: int) -> sqlite3.Connection:
-        """Moves a damaged file away, never in the way of starting, and begins a new epoch."""
+        """Move a damaged file into quarantine and begin a new epoch."""
         quarantine = folder / "quarantine"
         quarantine.mkdir(exist_ok=True)
-        for old in sorted(quarantine.glob("spool-*.sqlite"))[: 1 - QUARANTINED_KEPT]:
+        for old in sorted(quarantine.glob("spool-*.sqlite"))[: 1 - MAX_QUARANTINED]:
             for path in quarantine.glob(f"{old.name}*"):
                 path.unlink()
         self.quarantined = quarantine / f"spool-{now_ms}.sqlite"
@@ -234,17 +230,17 @@ class Spool:
     def _count(self, name: str, by: int) -> None:
         self._db.execute("UPDATE counter SET value = value + ? WHERE name = ?", (by, name))
 
-    def add(self, make: Callable[[str, int], bytes], now_ms: int, holds: Holds = NOTHING) -> int:
-        """Numbers and stores one batch; `make(epoch, seq)` gives its bytes. Returns its sequence number.
+    def add(self, encode: Encode, now_ms: int, contents: BatchContents = EMPTY) -> int:
+        """Number and store one batch; returns its sequence number.
 
-        When the file has reached its bound, waiting batches are dropped and counted until it fits, readings before
-        usage intervals; if nothing is left to drop, the new batch itself is the loss. When it is the disk that has no
-        room, only readings make room: the disk may have some tomorrow, and until then time waits in memory. Raises
-        DiskNearlyFull then, and sqlite3.Error when nothing can be written.
+        When the file has reached its bound, waiting batches are dropped and counted until the new one fits, readings
+        before usage intervals; if nothing is left to drop, the new batch itself is the loss. When the disk is full,
+        only batches of readings are dropped: it may have space later, and until then intervals wait in memory. Raises
+        DiskNearlyFull in that case, and sqlite3.Error when nothing can be written.
         """
         while True:
             try:
-                return self._add(make, now_ms, holds)
+                return self._add(encode, now_ms, contents)
             except DiskNearlyFull:
                 if not self._drop_oldest(now_ms, "disk nearly full", only_readings=True):
                     raise
@@ -258,34 +254,37 @@ class Spool:
                     raise
                 if not self._drop_oldest(now_ms, "spool full"):
                     with self._transaction():
-                        return self._lose_new("spool full", now_ms, holds)
+                        return self._lose_new("spool full", now_ms, contents)
 
-    def _add(self, make: Callable[[str, int], bytes], now_ms: int, holds: Holds) -> int:
+    def _add(self, encode: Encode, now_ms: int, contents: BatchContents) -> int:
         with self._transaction():
-            seq = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
-            body = make(self.epoch, seq)
-            if len(body) > self._max_bytes // 2:  # it would drive out all others, and might not fit even then
-                return self._lose_new("larger than half the spool", now_ms, holds)
+            seq = self._next_seq()
+            body = encode(self.epoch, seq)
+            if len(body) > self._max_bytes // 2:  # it would displace all others, and might not fit even then
+                return self._lose_new("larger than half the spool", now_ms, contents)
             free = shutil.disk_usage(self.path.parent).free
             grows = self._int("PRAGMA freelist_count") * PAGE_BYTES < len(body) + PAGE_BYTES
             if grows and free < self._free_floor and self._int("PRAGMA page_count") * PAGE_BYTES > SMALL_BYTES:
                 raise DiskNearlyFull("the disk is nearly full")
-            self._insert(seq, now_ms, body, holds)
-            self._count("readings_thinned", holds.thinned)
+            self._insert(seq, now_ms, body, contents)
+            self._count("readings_downsampled", contents.downsampled)
         return seq
 
-    def _insert(self, seq: int, now_ms: int, body: bytes, holds: Holds) -> None:
+    def _next_seq(self) -> int:
+        return self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
+
+    def _insert(self, seq: int, now_ms: int, body: bytes, contents: BatchContents) -> None:
         self._db.execute(
-            "INSERT INTO batch (seq, made_ms, sha256, body, usage_intervals, readings) VALUES (?, ?, ?, ?, ?, ?)",
-            (seq, now_ms, hashlib.sha256(body).digest(), body, holds.usage_intervals, holds.readings),
+            "INSERT INTO batch (seq, created_ms, sha256, body, usage_intervals, readings) VALUES (?, ?, ?, ?, ?, ?)",
+            (seq, now_ms, hashlib.sha256(body).digest(), body, contents.usage_intervals, contents.readings),
         )
         self._count("produced", 1)
 
-    def _lose_new(self, reason: str, now_ms: int, holds: Holds) -> int:
-        """Within a transaction: a new batch is numbered and lost, and both are counted."""
-        seq = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
+    def _lose_new(self, reason: str, now_ms: int, contents: BatchContents) -> int:
+        """Number a new batch and record it as lost. Call it within a transaction."""
+        seq = self._next_seq()
         self._count("produced", 1)
-        self._lose((seq, seq, 1), reason, now_ms, holds)
+        self._lose(seq, seq, 1, reason, now_ms, contents)
         return seq
 
     def _int(self, query: str, *arguments: object) -> int:
@@ -293,53 +292,53 @@ class Spool:
         return value if isinstance(value, int) else 0
 
     def _drop_oldest(self, now_ms: int, reason: str, only_readings: bool = False) -> bool:
-        """Makes room: the oldest eighth of what waits (at least one batch) goes, as one accounted loss.
+        """Drop the oldest eighth of the waiting batches (at least one) and record it as one loss.
 
-        `only_readings` leaves batches with usage intervals alone. False when there was nothing to drop.
+        `only_readings` keeps batches with usage intervals. Returns False when there was nothing to drop.
         """
-        which = "usage_intervals = 0" if only_readings else "1"
+        droppable = "usage_intervals = 0" if only_readings else "1"
         with self._transaction():
-            waiting = self._int(f"SELECT count(*) FROM batch WHERE {which}")
+            waiting = self._int(f"SELECT count(*) FROM batch WHERE {droppable}")
             if not waiting:
                 return False
             last = self._int(
-                f"SELECT seq FROM batch WHERE {which} ORDER BY seq LIMIT 1 OFFSET ?", max(1, waiting // 8) - 1
+                f"SELECT seq FROM batch WHERE {droppable} ORDER BY seq LIMIT 1 OFFSET ?", max(1, waiting // 8) - 1
             )
-            ((first, going, usage_intervals, readings),) = self._rows(
-                f"SELECT min(seq), count(*), sum(usage_intervals), sum(readings) FROM batch WHERE {which} AND seq <= ?",
-                last,
+            chosen = f"FROM batch WHERE {droppable} AND seq <= ?"
+            ((first, count, usage_intervals, readings),) = self._rows(
+                f"SELECT min(seq), count(*), sum(usage_intervals), sum(readings) {chosen}", last
             )
-            self._db.execute(f"DELETE FROM batch WHERE {which} AND seq <= ?", (last,))
-            self._lose((first, last, going), reason, now_ms, Holds(usage_intervals, readings))
+            self._db.execute(f"DELETE {chosen}", (last,))
+            self._lose(first, last, count, reason, now_ms, BatchContents(usage_intervals, readings))
         if not only_readings:
             self._db.execute("PRAGMA incremental_vacuum")
         return True
 
-    def _lose(self, which: tuple[int, int, int], reason: str, now_ms: int, holds: Holds) -> None:
-        """Within a transaction: `which` is the first and the last number, and how many batches between them."""
-        self._count("dropped", which[2])
-        self._count("usage_intervals_dropped", holds.usage_intervals)
-        self._count("readings_dropped", holds.readings)
+    def _lose(self, first: int, last: int, batches: int, reason: str, now_ms: int, contents: BatchContents) -> None:
+        """Record the loss of `batches` numbers from `first` to `last`. Call it within a transaction."""
+        self._count("dropped", batches)
+        self._count("usage_intervals_dropped", contents.usage_intervals)
+        self._count("readings_dropped", contents.readings)
         self._db.execute(
             "INSERT INTO loss (first_seq, last_seq, batches, reason, at_ms) VALUES (?, ?, ?, ?, ?)",
-            (*which, reason, now_ms),
+            (first, last, batches, reason, now_ms),
         )
 
-    def next(self, lane: Literal["oldest", "newest"]) -> Spooled | None:
-        """The oldest or the newest batch that waits; None when none does. One that was damaged is buried instead."""
+    def next(self, lane: Literal["oldest", "newest"]) -> SpooledBatch | None:
+        """The oldest or the newest waiting batch, None without one. A damaged one becomes a dead letter instead."""
         order = "ASC" if lane == "oldest" else "DESC"
         while rows := self._rows(
-            f"SELECT seq, made_ms, body, undecodable, sha256 FROM batch ORDER BY seq {order} LIMIT 1"
+            f"SELECT seq, created_ms, body, undecodable, sha256 FROM batch ORDER BY seq {order} LIMIT 1"
         ):
-            *found, sha256 = rows[0]
-            batch = Spooled(*found)
+            *columns, sha256 = rows[0]
+            batch = SpooledBatch(*columns)
             if hashlib.sha256(batch.body).digest() == sha256:
                 return batch
-            self.dead_notification(batch.seq, "its bytes were damaged on the disk")
+            self.dead_letter(batch.seq, "its bytes were damaged on the disk")
         return None
 
     def acknowledge(self, seq: int, rejected: tuple[tuple[str, str], ...] = ()) -> None:
-        """The collector has committed this batch; refused records of it go to the dead letters with their reasons."""
+        """Remove a batch that the collector has committed; its refused records become dead letters with reasons."""
         with self._transaction():
             if self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
                 self._count("acked", 1)
@@ -347,85 +346,85 @@ class Spool:
                 "INSERT INTO dead (seq, record, reason) VALUES (?, ?, ?)",
                 [(seq, record, reason) for record, reason in rejected],
             )
-            self._bound_dead()
+            self._limit_dead_letters()
 
-    def dead_notification(self, seq: int, reason: str) -> None:
-        """This batch can never be delivered: it leaves the queue, its bytes are kept for a person to look at.
+    def dead_letter(self, seq: int, reason: str) -> None:
+        """Turn a batch that can never be delivered into a dead letter, with its bytes for inspection.
 
-        Bytes are kept for the latest ones only, up to an eighth of the spool: refusals must not crowd out what waits.
+        Only the latest dead letters keep their bytes, up to an eighth of the spool, so that refusals do not displace
+        waiting batches.
         """
         with self._transaction():
             body = self._value("SELECT body FROM batch WHERE seq = ?", seq)
             if not isinstance(body, bytes):
                 return
-            self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,))  # first: its pages serve the copy
-            self._forget_bodies(self._max_bytes // 8 - len(body))
-            kept = body if len(body) <= self._max_bytes // 8 else None
+            self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,))  # first, so that its pages serve the copy
+            room = self._max_bytes // 8 - len(body)
+            self._clear_dead_letter_bodies(room)
             self._db.execute(
-                "INSERT INTO dead (seq, record, reason, body) VALUES (?, 'batch', ?, ?)", (seq, reason, kept)
+                "INSERT INTO dead (seq, record, reason, body) VALUES (?, 'batch', ?, ?)",
+                (seq, reason, body if room >= 0 else None),
             )
             self._count("dead", 1)
-            self._bound_dead()
+            self._limit_dead_letters()
 
-    def _forget_bodies(self, room: int) -> None:
-        """Drops the bytes, not the reasons, of the oldest dead letters until the others fit into `room`."""
-        for notification, size in self._rows(
-            "SELECT id, length(body) FROM dead WHERE body IS NOT NULL ORDER BY id DESC"
-        ):
+    def _clear_dead_letter_bodies(self, room: int) -> None:
+        """Clear the bytes, not the reasons, of the oldest dead letters until the others fit into `room` bytes."""
+        for identity, size in self._rows("SELECT id, length(body) FROM dead WHERE body IS NOT NULL ORDER BY id DESC"):
             room -= size
             if room < 0:
-                self._db.execute("UPDATE dead SET body = NULL WHERE id = ?", (notification,))
+                self._db.execute("UPDATE dead SET body = NULL WHERE id = ?", (identity,))
 
-    def _bound_dead(self) -> None:
+    def _limit_dead_letters(self) -> None:
         self._db.execute("DELETE FROM dead WHERE id <= (SELECT max(id) FROM dead) - ?", (DEAD_LETTERS_KEPT,))
 
     def undecodable(self, seq: int) -> int:
-        """Counts a refusal of the whole batch; how many there were by now."""
+        """Count a refusal to decode the batch; returns how many there were."""
         with self._transaction():
             self._db.execute("UPDATE batch SET undecodable = undecodable + 1 WHERE seq = ?", (seq,))
         return self._int("SELECT undecodable FROM batch WHERE seq = ?", seq)
 
-    def replace(self, seq: int, halves: list[tuple[Callable[[str, int], bytes], Holds]], now_ms: int) -> None:
-        """A batch that was too large becomes several new ones, in one transaction; the old number counts as dropped."""
+    def replace(self, seq: int, halves: list[tuple[Encode, BatchContents]], now_ms: int) -> None:
+        """Replace a batch that was too large by several new ones; the old number counts as dropped."""
         with self._transaction():
             if not self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
                 return
-            for make, holds in halves:
-                number = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
-                self._insert(number, now_ms, make(self.epoch, number), holds)
-            self._lose((seq, seq, 1), f"split into {len(halves)}", now_ms, NOTHING)
+            for encode, contents in halves:
+                number = self._next_seq()
+                self._insert(number, now_ms, encode(self.epoch, number), contents)
+            self._lose(seq, seq, 1, f"split into {len(halves)}", now_ms, EMPTY)
 
-    def counts(self) -> Counts:
+    def counts(self) -> BatchCounts:
         """The conservation numbers, read at one instant."""
         rows = dict(self._rows("SELECT name, value FROM counter UNION ALL SELECT 'pending', count(*) FROM batch"))
-        return Counts(rows["produced"], rows["acked"], rows["pending"], rows["dropped"], rows["dead"])
+        return BatchCounts(rows["produced"], rows["acked"], rows["pending"], rows["dropped"], rows["dead"])
 
-    def lost(self) -> Lost:
-        """What was dropped and left out in this epoch, in records."""
+    def lost(self) -> RecordLosses:
+        """Numbers of records lost in this epoch."""
         rows = dict(self._rows("SELECT name, value FROM counter"))
-        return Lost(rows["usage_intervals_dropped"], rows["readings_dropped"], rows["readings_thinned"])
+        return RecordLosses(rows["usage_intervals_dropped"], rows["readings_dropped"], rows["readings_downsampled"])
 
     def fill(self) -> float:
-        """How full the file is, 0 to 1: its pages in use by those that it may have."""
+        """The fill level, 0 to 1: pages in use divided by the most that the file may have."""
         with self._lock:
             used = self._int("PRAGMA page_count") - self._int("PRAGMA freelist_count")
             return used / self._int("PRAGMA max_page_count")
 
     def oldest_ms(self) -> int | None:
-        """When the oldest waiting batch was made; None when none waits."""
-        value = self._value("SELECT made_ms FROM batch ORDER BY seq LIMIT 1")
+        """When the oldest waiting batch was created; None without one."""
+        value = self._value("SELECT created_ms FROM batch ORDER BY seq LIMIT 1")
         return value if isinstance(value, int) else None
 
     def losses(self) -> list[tuple[int, int, int, str]]:
-        """Every accounted loss: first and last number, how many batches, why."""
+        """Every recorded loss: first and last number, number of batches, reason."""
         return self._rows("SELECT first_seq, last_seq, batches, reason FROM loss ORDER BY id")
 
     def dead_letters(self) -> list[tuple[int, str, str]]:
-        """What could not be delivered: number, record, reason."""
+        """Batches and records that could not be delivered: number, record, reason."""
         return self._rows("SELECT seq, record, reason FROM dead ORDER BY id")
 
     def renew(self, now_ms: int) -> None:
-        """Opens the file again after it was found damaged while in use: what is beyond repair goes to quarantine."""
+        """Reopen the file after it was found damaged while in use; if it cannot be repaired, it is quarantined."""
         with self._lock:
             self.quarantined = None
             self._db.close()
@@ -433,44 +432,38 @@ class Spool:
             self.epoch = str(self._value("SELECT value FROM meta WHERE name = 'epoch'"))
 
     def close(self) -> None:
-        """Closes the file; everything is on disk already."""
+        """Close the file; everything is on disk already."""
         self._db.close()
 
 
-def _look_over(database: sqlite3.Connection) -> None:
-    """Raises sqlite3.DatabaseError when rows that SQLite can read cannot be ours: a bit flipped inside of a value."""
+def _check_rows(database: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError when readable rows cannot be ours, as after a bit flip inside a value."""
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(_SCHEMA)
         if _columns(database) != _columns(fresh):
-            raise sqlite3.DatabaseError("other columns than ours")
+            raise sqlite3.DatabaseError("unexpected columns")
     counters = dict(database.execute("SELECT name, value FROM counter"))
-    ((pending, highest, odd),) = database.execute(
-        "SELECT count(*), coalesce(max(seq), 0), coalesce(sum(typeof(made_ms) <> 'integer' OR typeof(body) <> 'blob'"
-        " OR typeof(undecodable) <> 'integer' OR typeof(usage_intervals) <> 'integer' OR typeof(readings) <> "
-        "'integer'), 0)"
-        " FROM batch"
+    ((pending, highest, mistyped),) = database.execute(
+        "SELECT count(*), coalesce(max(seq), 0), coalesce(sum(typeof(created_ms) <> 'integer' OR typeof(body) <> 'blob'"
+        " OR typeof(undecodable) <> 'integer' OR typeof(usage_intervals) <> 'integer'"
+        " OR typeof(readings) <> 'integer'), 0) FROM batch"
     )
     numbers = [counters.get(name) for name in _COUNTERS]
-    found = [database.execute("SELECT value FROM counter WHERE name = ?", (name,)).fetchone() for name in _COUNTERS]
-    if found != [(number,) for number in numbers]:  # keys out of order: quick_check does not look at that
+    by_key = [database.execute("SELECT value FROM counter WHERE name = ?", (name,)).fetchone() for name in _COUNTERS]
+    if by_key != [(number,) for number in numbers]:  # keys out of order, which quick_check does not detect
         raise sqlite3.DatabaseError("counters that are not found by their names")
-    if odd or not all(isinstance(number, int) and number >= 0 for number in numbers):
+    if mistyped or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise sqlite3.DatabaseError("values of other types than were written")
-    counts = Counts(counters["produced"], counters["acked"], pending, counters["dropped"], counters["dead"])
+    counts = BatchCounts(counters["produced"], counters["acked"], pending, counters["dropped"], counters["dead"])
     epochs = [value for name, value in database.execute("SELECT name, value FROM meta") if name == "epoch"]
     if not counts.conserved or highest > counts.produced or not _EPOCH.fullmatch(str(epochs[0])):
         raise sqlite3.DatabaseError(f"the numbers do not add up: {counts}, highest {highest}, epoch {epochs[0]!r}")
 
 
 def _columns(database: sqlite3.Connection) -> dict[str, set[tuple[object, ...]]]:
-    """Of each of our tables its columns: name, type, whether null is refused, default, place in the key."""
+    """The columns of each of our tables: name, type, not null, default, position in the key."""
     tables = ("meta", "counter", "batch", "dead", "loss")
     return {name: {row[1:] for row in database.execute(f"PRAGMA table_info({name})")} for name in tables}
-
-
-def _text(value: bytes) -> str:
-    """A text of the file: a flipped bit must not raise what nobody expects from a database."""
-    return value.decode(errors="replace")
 
 
 def _is_full(error: sqlite3.OperationalError) -> bool:

@@ -1,4 +1,4 @@
-"""From spans and samples to one batch: the envelope's tables, columns and bytes."""
+"""Build a batch of the wire from metered intervals, samples and counters, and pack it into the bytes that are sent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gpuledger_common import wire
 from gpuledger_common.catalogue import BY_NAME
 from gpuledger_common.compression import zstd
 from gpuledger_common.largest_remainder import split
-from gpuledger_common.meter import Span
+from gpuledger_common.meter import MeteredInterval
 from gpuledger_common.readings import Accelerator, Health, Sample, Workload
 
 if TYPE_CHECKING:
-    from gpuledger_common.serving_counters import Counted
+    from gpuledger_common.serving_counters import CounterReading
 
 _TYPECODES = {"f4": "f", "f8": "d", "i8": "q"}
 _NAN = float("nan")
 
 
 class BatchMaker:
-    """Collects one batch's accelerators, workloads, usage intervals and samples."""
+    """Collects the accelerators, workloads, usage intervals, samples and counters of one batch."""
 
     def __init__(self, accelerators: Sequence[Accelerator], pool: str, health: Mapping[str, Health]) -> None:
         self._accelerators = [_wire_accelerator(entry, pool, health.get(entry.uuid)) for entry in accelerators]
@@ -32,38 +32,28 @@ class BatchMaker:
         self._workloads: list[wire.WireWorkload] = []
         self._workload_position: dict[tuple[str, str], int] = {}
 
-    def usage_intervals(self, spans: Iterable[Span]) -> list[wire.WireUsageInterval]:
-        """The spans as usage intervals, one for each holder; spans of accelerators that are not listed are left out."""
-        made: list[wire.WireUsageInterval] = []
-        for span in spans:
-            position = self._position.get(span.uuid)
-            if position is not None:
-                made += self._parts(position, span)
-        return made
+    def usage_intervals(self, metered: Iterable[MeteredInterval]) -> list[wire.WireUsageInterval]:
+        """One usage interval per holder; intervals of accelerators that the batch does not list are left out."""
+        return [
+            part
+            for interval in metered
+            if (position := self._position.get(interval.uuid)) is not None
+            for part in self._parts(position, interval)
+        ]
 
-    def _parts(self, position: int, span: Span) -> list[wire.WireUsageInterval]:
-        if span.state != "held":
-            return [wire.WireUsageInterval(position, span.state, span.start_ms, span.end_ms, energy_mj=span.energy_mj)]
-        weights = [holder.weight for holder in span.holders]
-        held = split(span.end_ms - span.start_ms, weights)
-        energy: Sequence[int | None] = [None] * len(weights)
-        if span.energy_mj is not None:
-            energy = split(span.energy_mj, weights)
+    def _parts(self, position: int, interval: MeteredInterval) -> list[wire.WireUsageInterval]:
+        start_ms, end_ms, energy_mj = interval.start_ms, interval.end_ms, interval.energy_mj
+        if interval.state != "held":
+            return [wire.WireUsageInterval(position, interval.state, start_ms, end_ms, energy_mj=energy_mj)]
+        weights = [holder.weight for holder in interval.holders]
+        energy: Sequence[int | None] = [None] * len(weights) if energy_mj is None else split(energy_mj, weights)
         parts = []
-        for holder, held_ms, energy_mj in zip(span.holders, held, energy, strict=True):
-            busy, idle, unknown = split(held_ms, [span.busy_ms, span.idle_ms, span.unknown_ms])
+        for holder, held_ms, holder_mj in zip(interval.holders, split(end_ms - start_ms, weights), energy, strict=True):
+            busy_ms, idle_ms, unknown_ms = split(held_ms, [interval.busy_ms, interval.idle_ms, interval.unknown_ms])
+            workload = self._workload(holder.workload)
             parts.append(
                 wire.WireUsageInterval(
-                    position,
-                    "held",
-                    span.start_ms,
-                    span.end_ms,
-                    self._workload(holder.workload),
-                    held_ms,
-                    busy,
-                    idle,
-                    unknown,
-                    energy_mj,
+                    position, "held", start_ms, end_ms, workload, held_ms, busy_ms, idle_ms, unknown_ms, holder_mj
                 )
             )
         return parts
@@ -80,28 +70,30 @@ class BatchMaker:
             )
         return position
 
-    def counts(self, rows: Iterable[Counted]) -> list[wire.Count]:
+    def counts(self, rows: Iterable[CounterReading]) -> list[wire.Count]:
         """Readings of counters, each with its workload."""
         return [
             wire.Count(
-                self._workload(one.workload),
-                one.source,
-                one.counter,
-                one.at_ms,
-                one.value,
-                one.part,
-                one.engine,
-                one.started_ms,
+                self._workload(row.workload),
+                row.source,
+                row.counter,
+                row.at_ms,
+                row.value,
+                row.part,
+                row.engine,
+                row.started_ms,
             )
-            for one in rows
+            for row in rows
         ]
 
     def samples(self, rows: Sequence[tuple[int, Sample]]) -> wire.Samples:
-        """Samples (with their instants) as columns; NaN, or the smallest int64, where a reading is absent."""
-        kept = [(at_ms, sample) for at_ms, sample in rows if sample.uuid in self._position]
-        names = dict.fromkeys(name for _, sample in kept for name in sample.values if name in BY_NAME)
-        columns = {name: _column(name, [sample for _, sample in kept]) for name in names}
-        return wire.Samples([self._position[sample.uuid] for _, sample in kept], [at for at, _ in kept], columns)
+        """Samples with their instants as columns; NaN, or the smallest int64, where a reading is absent."""
+        listed = [(at_ms, sample) for at_ms, sample in rows if sample.uuid in self._position]
+        names = dict.fromkeys(name for _, sample in listed for name in sample.values if name in BY_NAME)
+        columns = {name: _column(name, [sample for _, sample in listed]) for name in names}
+        return wire.Samples(
+            [self._position[sample.uuid] for _, sample in listed], [at_ms for at_ms, _ in listed], columns
+        )
 
     def batch(
         self,
@@ -113,7 +105,7 @@ class BatchMaker:
         samples: wire.Samples,
         counts: Sequence[wire.Count] = (),
     ) -> wire.Batch:
-        """The whole batch."""
+        """The batch with everything collected."""
         return wire.Batch(
             wire.WIRE_VERSION,
             node,
@@ -158,7 +150,7 @@ def _column(name: str, samples: Sequence[Sample]) -> wire.Column:
 
 
 def pack(batch: wire.Batch) -> bytes:
-    """The body as it is spooled and sent: msgpack, zstd."""
+    """The body as it is spooled and sent: msgpack, compressed with zstd."""
     return zstd.compress(wire.encode(batch), 3)
 
 

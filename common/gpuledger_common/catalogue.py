@@ -1,4 +1,4 @@
-"""The table itself: one row a metric. Names, units and sources are the field's own; `note` says which cards give it."""
+"""The metric catalogue: one row per metric. `note` says which cards give it."""
 
 from gpuledger_common.metrics import Call, Field, Gpm, Metric
 
@@ -10,7 +10,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_decoder_utilization_ratio", "ratio", "gauge", ("GPU",), "fast", "nvmlDeviceGetDecoderUtilization()[0]", Call("nvmlDeviceGetDecoderUtilization", (), 0), 0.01, dcgm_field="DCGM_FI_DEV_DEC_UTIL", dcgm_id=207, dcgm_scale=0.01, hot=True, note="Kepler+; not on MIG"),
     Metric("gpu_jpeg_utilization_ratio", "ratio", "gauge", ("GPU",), "fast", "nvmlDeviceGetJpgUtilization()[0]", Call("nvmlDeviceGetJpgUtilization", (), 0), 0.01, note="Turing+; not on MIG"),
     Metric("gpu_ofa_utilization_ratio", "ratio", "gauge", ("GPU",), "fast", "nvmlDeviceGetOfaUtilization()[0]", Call("nvmlDeviceGetOfaUtilization", (), 0), 0.01, note="Turing+; not on MIG"),
-    Metric("gpu_graphics_engine_active_ratio", "ratio", "gauge", ("GPU", "MIG"), "gpm", "nvmlGpmMetricsGet NVML_GPM_METRIC_GRAPHICS_UTIL", Gpm("NVML_GPM_METRIC_GRAPHICS_UTIL"), 0.01, dcgm_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE", dcgm_field_46="DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO", dcgm_id=1001, hot=True, note="Hopper+ (R520+), GPU and MIG handle; the one utilisation that works per MIG instance"),
+    Metric("gpu_graphics_engine_active_ratio", "ratio", "gauge", ("GPU", "MIG"), "gpm", "nvmlGpmMetricsGet NVML_GPM_METRIC_GRAPHICS_UTIL", Gpm("NVML_GPM_METRIC_GRAPHICS_UTIL"), 0.01, dcgm_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE", dcgm_field_46="DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO", dcgm_id=1001, hot=True, note="Hopper+ (R520+), GPU and MIG handle; the one utilization that works per MIG instance"),
     Metric("gpu_sm_active_ratio", "ratio", "gauge", ("GPU", "MIG"), "gpm", "nvmlGpmMetricsGet NVML_GPM_METRIC_SM_UTIL", Gpm("NVML_GPM_METRIC_SM_UTIL"), 0.01, dcgm_field="DCGM_FI_PROF_SM_ACTIVE", dcgm_field_46="DCGM_FI_PROF_SM_UTIL_RATIO", dcgm_id=1002, hot=True, note="Hopper+ (R520+), GPU and MIG handle; best single waste signal"),
     Metric("gpu_sm_occupancy_ratio", "ratio", "gauge", ("GPU", "MIG"), "gpm", "nvmlGpmMetricsGet NVML_GPM_METRIC_SM_OCCUPANCY", Gpm("NVML_GPM_METRIC_SM_OCCUPANCY"), 0.01, dcgm_field="DCGM_FI_PROF_SM_OCCUPANCY", dcgm_field_46="DCGM_FI_PROF_SM_OCCUPANCY_RATIO", dcgm_id=1003, hot=True, note="Hopper+ (R520+), GPU and MIG handle"),
     Metric("gpu_tensor_active_ratio", "ratio", "gauge", ("GPU", "MIG"), "gpm", "nvmlGpmMetricsGet NVML_GPM_METRIC_ANY_TENSOR_UTIL", Gpm("NVML_GPM_METRIC_ANY_TENSOR_UTIL"), 0.01, dcgm_field="DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", dcgm_field_46="DCGM_FI_PROF_TENSOR_UTIL_RATIO", dcgm_id=1004, hot=True, note="Hopper+ (R520+), GPU and MIG handle"),

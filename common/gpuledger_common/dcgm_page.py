@@ -1,7 +1,7 @@
-"""Pages of dcgm-exporter: accelerators, readings and the workloads that labels name, for agent and collector alike.
+"""Parse pages of dcgm-exporter into accelerators, readings and the workloads that labels name.
 
 Old field names, those of DCGM 4.6 and the base-unit fields of 4.7, `Hostname` and `hostname`, and pages with stray
-lines are all taken. A device metric that is repeated (once per pod that shares the device, once per MIG instance) is
+lines are all accepted. A device metric that is repeated (once per pod that shares the device, once per MIG instance) is
 counted once: MIG instances are accelerators of their own and get only what is measured per instance; the board's power,
 energy, clocks and temperature belong to no instance.
 """
@@ -19,16 +19,11 @@ from gpuledger_common.health import verdict
 from gpuledger_common.metrics import Metric
 from gpuledger_common.mig import fitted, profile_share
 from gpuledger_common.plurals import plural
-from gpuledger_common.readings import (
-    WHOLE_GPU,
-    Accelerator,
-    Health,
-    Workload,
-)
+from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Workload
 from gpuledger_common.xids import meaning
 
 BLANK = 1e15
-"""DCGM prints its blanks (INT64 and FP64 sentinels) as numbers of 9.2e18 and 1.4e14 and more; no metric is near."""
+"""Above this a value is one of DCGM's blanks (INT64 and FP64 sentinels, 9.2e18 or so); no metric comes near."""
 _LINE = re.compile(r"^[A-Za-z_:][\w:]*(\{.*\})?[ \t]+[-+]?(\d[\d.eE+-]*|NaN|nan|\+?Inf)([ \t]+\d+)?\s*$")
 _ELISION = re.compile(r",?\s*\.\.\.\s*(?=[,}])")
 _BY_FIELD: dict[str, Metric] = {}
@@ -65,36 +60,35 @@ BASE_UNIT_NAMES = {
 PERCENT_UNDER_A_RATIO_NAME = "DCGM_FI_DEV_GPU_UTIL_RATIO"
 """In DCGM 4.6 this was the new name of field 203, a whole percentage; from 4.7 on it is field 1613, a ratio in 0..1."""
 
-_XID = "gpu_last_xid"
 BY_POD = {"gpu_utilization_ratio": 1.0, "gpu_memory_used_bytes": 1e15}
-"""What newer exporters print per pod on a shared GPU, with the most that the pods together can have."""
+"""Metrics that newer exporters print per pod on a shared GPU, with the upper bound of their sum."""
 
 
 @dataclass
-class Seen:
-    """One accelerator of a page: what it is, its values, who is named on its lines."""
+class PageAccelerator:
+    """One accelerator of a page: its identity, its values, and the workloads that its lines name."""
 
     accelerator: Accelerator
     node: str
     driver: str | None = None
     values: dict[str, float | int] = field(default_factory=dict)
     owners: dict[tuple[str, str], Workload] = field(default_factory=dict)
-    parts: dict[str, dict[str, float | int]] = field(default_factory=dict)
-    """Of the metrics that newer exporters split over pods: values by pod."""
+    by_pod: dict[str, dict[str, float | int]] = field(default_factory=dict)
+    """Values of the metrics in BY_POD, by pod."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A parsed page: accelerators by uuid, and sentences about what was odd in it."""
+class DcgmPage:
+    """A parsed page: accelerators by uuid, and messages about malformed lines."""
 
-    seen: Mapping[str, Seen]
+    accelerators: Mapping[str, PageAccelerator]
     problems: tuple[str, ...]
 
 
-def parse(text: str) -> Page:
-    """The accelerators of a dcgm-exporter's page. Raises ValueError when it holds no line of one."""
+def parse(text: str) -> DcgmPage:
+    """The accelerators of a dcgm-exporter's page. Raises ValueError when no line names one."""
     clean, problems = _clean(text)
-    seen: dict[str, Seen] = {}
+    accelerators: dict[str, PageAccelerator] = {}
     devices_with_mig: set[str] = set()
     by_index: dict[str, str] = {}  # a line whose UUID was elided still names the GPU by its index on this page
     for family in text_string_to_metric_families(clean):
@@ -102,47 +96,48 @@ def parse(text: str) -> Page:
             uuid = _first(line.labels, "UUID", "gpu_uuid", "uuid") or by_index.get(line.labels.get("gpu", ""))
             if uuid:
                 by_index.setdefault(line.labels.get("gpu", ""), uuid)
-                entry = _entry(seen, uuid, line.labels)
+                entry = _entry(accelerators, uuid, line.labels)
                 if entry.accelerator.mig_instance is not None:
                     devices_with_mig.add(uuid)
                 _take(entry, line.name, line.labels, line.value)
-    if not seen:
-        raise ValueError("it holds no line with a GPU's UUID: is this the page of a dcgm-exporter?")
+    if not accelerators:
+        raise ValueError("no line has a GPU's UUID: is this the page of a dcgm-exporter?")
     for uuid in devices_with_mig:
-        # With MIG on, the instances are what is held; the device's own lines would count it a second time.
-        seen.pop(uuid, None)
-    for entry, accelerator in zip(seen.values(), fitted(entry.accelerator for entry in seen.values()), strict=True):
+        # With MIG on, the instances are held; the device's own lines would count it a second time.
+        accelerators.pop(uuid, None)
+    shares = fitted(entry.accelerator for entry in accelerators.values())
+    for entry, accelerator in zip(accelerators.values(), shares, strict=True):
         entry.accelerator = accelerator
-    return Page(seen, tuple(problems))
+    return DcgmPage(accelerators, tuple(problems))
 
 
 def _first(labels: Mapping[str, str], *names: str) -> str:
-    """The label by the first of its names that is there and not empty; exporters renamed theirs over the years."""
+    """The first of these labels that is not empty: exporters renamed theirs over the years."""
     return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _clean(text: str) -> tuple[str, list[str]]:
-    """The lines that are samples, elided labels closed up, and sentences about the rest."""
-    kept, stray, elided = [], 0, 0
+    """The lines that are samples, with elided labels removed, and messages about the rest."""
+    lines, stray, elided = [], 0, 0
     for raw in text.splitlines():
         if not raw.strip() or raw.startswith("#"):
             continue
         line = _ELISION.sub("", raw).replace("{,", "{")
         elided += line != raw
         if _LINE.match(line):
-            kept.append(line)
+            lines.append(line)
         else:
             stray += 1
     problems = []
     if stray:
-        problems.append(f"{plural(stray, 'line')} without a sample: passed over")
+        problems.append(f"{plural(stray, 'line')} without a sample: skipped")
     if elided:
         problems.append(f"{plural(elided, 'line')} with elided labels")
-    return "\n".join(kept) + "\n", problems
+    return "\n".join(lines) + "\n", problems
 
 
 def accelerator_of(device: str, labels: Mapping[str, str]) -> Accelerator:
-    """The device, or its MIG instance, that a line with these labels speaks of."""
+    """The device, or its MIG instance, that a line with these labels is about."""
     profile, instance = labels.get("GPU_I_PROFILE", ""), labels.get("GPU_I_ID", "")
     model = _first(labels, "modelName", "model_name")
     digits = labels.get("gpu", "")
@@ -158,17 +153,18 @@ def accelerator_of(device: str, labels: Mapping[str, str]) -> Accelerator:
     )
 
 
-def _entry(seen: dict[str, Seen], device: str, labels: Mapping[str, str]) -> Seen:
+def _entry(accelerators: dict[str, PageAccelerator], device: str, labels: Mapping[str, str]) -> PageAccelerator:
     instance = labels.get("GPU_I_ID", "")
     uuid = f"{device}/{instance}" if instance else device
-    entry = seen.get(uuid)
+    entry = accelerators.get(uuid)
     if entry is None:
-        entry = seen[uuid] = Seen(accelerator_of(device, labels), _first(labels, "Hostname", "hostname"))
+        entry = PageAccelerator(accelerator_of(device, labels), _first(labels, "Hostname", "hostname"))
+        accelerators[uuid] = entry
     entry.driver = entry.driver or _first(labels, "DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION") or None
     return entry
 
 
-def _take(entry: Seen, name: str, labels: Mapping[str, str], value: float) -> None:
+def _take(entry: PageAccelerator, name: str, labels: Mapping[str, str], value: float) -> None:
     workload = owner_of(labels)
     if workload is not None:
         entry.owners.setdefault((workload.kind, workload.id), workload)
@@ -180,31 +176,31 @@ def _take(entry: Seen, name: str, labels: Mapping[str, str], value: float) -> No
     scaled = _scaled(metric, name, value)
     if metric.name in BY_POD:
         pod = f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
-        parts = entry.parts.setdefault(metric.name, {})
-        parts[pod] = max(scaled, parts.get(pod, scaled))
-        entry.values[metric.name] = whole(parts.values(), BY_POD[metric.name])
+        by_pod = entry.by_pod.setdefault(metric.name, {})
+        by_pod[pod] = max(scaled, by_pod.get(pod, scaled))
+        entry.values[metric.name] = device_value(by_pod.values(), BY_POD[metric.name])
         return
     entry.values.setdefault(metric.name, scaled)
 
 
-def whole(parts: Collection[float | int], most: float) -> float | int:
-    """A device's value from its lines, one per pod: equal ones repeat the device, different ones are its pods' parts.
+def device_value(values: Collection[float | int], upper_bound: float) -> float | int:
+    """A device's value from one line per pod: equal values repeat the device's, different ones are the pods' parts.
 
     dcgm-exporter repeated the device's value for every pod that shares it until 4.5.1, and gives each pod's own part
     since; a part is 0 for a pod without a process.
     """
-    return max(parts) if len(set(parts)) == 1 else min(sum(parts), most)
+    return max(values) if len(set(values)) == 1 else min(sum(values), upper_bound)
 
 
 def metric_of(name: str) -> Metric | None:
-    """The catalogue's metric behind a name of dcgm-exporter, of any vintage; None for one that it does not have."""
+    """The catalogue's metric for a name of dcgm-exporter, of any vintage; None for a name that it does not have."""
     if name in BASE_UNIT_NAMES:
         return BY_NAME[BASE_UNIT_NAMES[name]]
     return _BY_FIELD.get(name) or _BY_FIELD.get(name.removesuffix("_total"))
 
 
 def factor_of(metric: Metric, name: str) -> float:
-    """What turns a value under this name into the metric's base unit."""
+    """The factor that turns a value under this name into the metric's base unit."""
     return 1.0 if name in BASE_UNIT_NAMES else metric.dcgm_scale
 
 
@@ -230,9 +226,9 @@ def owner_of(labels: Mapping[str, str]) -> Workload | None:
     return Workload(f"{namespace}/{pod}", "kubernetes", account=namespace or None, name=pod, tags=tags)
 
 
-def judged(values: Mapping[str, float | int]) -> Health:
-    """Health by the counters, and by the last Xid: dcgm-exporter keeps that until its restart, so it degrades only."""
-    xid = int(values.get(_XID, 0))
+def page_health(values: Mapping[str, float | int]) -> Health:
+    """Health by the counters and the last Xid; dcgm-exporter keeps an Xid until it restarts, so it only degrades."""
+    xid = int(values.get("gpu_last_xid", 0))
     if xid and (known := meaning(xid)).severity == "critical":
-        return Health("degraded", f"Xid {xid} is the last one seen by the exporter: {known.text}; {known.action}")
+        return Health("degraded", f"Xid {xid} is the exporter's latest: {known.text}; {known.action}")
     return verdict(values)

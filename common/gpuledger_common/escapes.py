@@ -1,10 +1,10 @@
-"""Texts that others chose, as they are shown: what acts on a terminal, a page or a log line stands as an escape.
+"""Show text from untrusted sources safely: control and invisible characters become escapes.
 
-Names of nodes, jobs, teams and pools, and sentences of other programs may hold anything. A control character moves a
-cursor or sets a window's title, a bidirectional one turns the reading order, a line break forges a line of a report,
-and one of no width makes two names look alike. Whatever shows such a text, to a terminal, a pipe, a mail, a page or a
-log, shows these characters as escapes of JSON, so that a text escaped again, or inside of JSON, stays what it is.
-Standard library only: `gpuledger_agent.inspect` runs where nothing is installed.
+Names of nodes, jobs, teams and pools, and messages of other programs may contain anything. A control character moves a
+cursor or sets a window's title, a bidirectional one reverses the reading order, a line break forges a line of a report,
+and a zero-width one makes two names look alike. Output to a terminal, pipe, mail, page or log shows these characters as
+escapes of JSON, so that escaping twice, or inside JSON, changes nothing.
+Standard library only: `gpuledger_agent.diagnostics` runs where nothing is installed.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ _HIDDEN = (
     "\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-"""Unicode's categories Cc, Cf, Cs, Zl and Zp, and its plane of tags: what is not seen and acts on what is."""
+"""Unicode's categories Cc, Cf, Cs, Zl and Zp, and its plane of tags: invisible characters that affect visible ones."""
 _ONE_LINE = re.compile(f"[{_HIDDEN}]")
 _LINES = re.compile(f"(?![\n\t])[{_HIDDEN}]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
 def escape_text(text: str) -> str:
-    """The text in one line, with everything that is not seen as an escape."""
+    """The text in one line, with every invisible character as an escape."""
     return text if text.isprintable() else _ONE_LINE.sub(_escape, text)
 
 
 def escape_lines(text: str) -> str:
-    """The same for a text of several lines: its line feeds and tabs stay."""
+    """The text with every invisible character but line feeds and tabs as an escape."""
     return text if text.isprintable() else _LINES.sub(_escape, text)
 
 
 def neutral(text: str) -> str:
-    """The text as a cell of a CSV: in one line, and with an apostrophe before what would begin a formula.
+    """The text as a CSV cell: in one line, with an apostrophe before what a spreadsheet would take for a formula.
 
-    So a row of the file is a line of it for every program, also one that takes a lone carriage return for an end.
+    One line, so that a row of the file is a line even for programs that end lines at a lone carriage return.
     """
-    shown = escape_text(text)
-    # Some spreadsheets take wide and small forms of these signs for them, hence NFKC.
-    return f"'{shown}" if normalize("NFKC", shown[:1]).startswith(_FORMULA) else shown
+    escaped = escape_text(text)
+    # Some spreadsheets treat full-width and small forms of these characters like the plain ones, hence NFKC.
+    return f"'{escaped}" if normalize("NFKC", escaped[:1]).startswith(_FORMULA) else escaped
 
 
-def _escape(found: re.Match[str]) -> str:
-    """The escape of one character; beyond 16 bits a pair, as in JSON."""
-    sign = found[0]
-    if sign in _SHORT:
-        return _SHORT[sign]
-    if ord(sign) < 0x10000:
-        return f"\\u{ord(sign):04x}"
-    units = sign.encode("utf-16-be")
+def _escape(match: re.Match[str]) -> str:
+    """The escape of one character; a surrogate pair beyond 16 bits, as in JSON."""
+    character = match[0]
+    if character in _SHORT:
+        return _SHORT[character]
+    if ord(character) < 0x10000:
+        return f"\\u{ord(character):04x}"
+    units = character.encode("utf-16-be")
     return f"\\u{units[:2].hex()}\\u{units[2:].hex()}"

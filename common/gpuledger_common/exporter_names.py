@@ -16,7 +16,7 @@ from gpuledger_common.metrics import Metric as CatalogueMetric
 from gpuledger_common.readings import Accelerator, Holder, Sample
 
 Vintage = Literal["old", "new", "off"]
-FIRST = (
+DEFAULT_ORDER = [
     "SM_CLOCK",
     "MEM_CLOCK",
     "MEMORY_TEMP",
@@ -42,7 +42,7 @@ FIRST = (
     "DRAM_ACTIVE",
     "PCIE_TX_BYTES",
     "PCIE_RX_BYTES",
-)
+]
 """The families that dcgm-exporter prints by default, in the order of its default-counters.csv; the rest comes after."""
 COUNTERS = frozenset(
     {
@@ -53,14 +53,14 @@ COUNTERS = frozenset(
         "DCGM_FI_DEV_RETIRED_PENDING",
     }
 )
-"""Counts that may fall after a repair and are gauges to us; dcgm-exporter calls them counters."""
-NO_NUMBER = "DCGM_FI_DEV_MIG_ATTRIBUTES"
-"""A structure in DCGM, which dcgm-exporter cannot print either; its counts over a window (DCGM_EXP_*) are its own."""
+"""Counts that may fall after a repair: gauges in our catalogue, counters for dcgm-exporter."""
+NOT_NUMERIC = "DCGM_FI_DEV_MIG_ATTRIBUTES"
+"""A structure in DCGM, which dcgm-exporter cannot print either."""
 
 
-def _place(metric: CatalogueMetric) -> int:
+def _default_position(metric: CatalogueMetric) -> int:
     short = metric.dcgm_field.removeprefix("DCGM_FI_DEV_").removeprefix("DCGM_FI_PROF_")
-    return FIRST.index(short) if short in FIRST else len(FIRST)
+    return DEFAULT_ORDER.index(short) if short in DEFAULT_ORDER else len(DEFAULT_ORDER)
 
 
 EXPORTED: tuple[CatalogueMetric, ...] = tuple(
@@ -69,26 +69,23 @@ EXPORTED: tuple[CatalogueMetric, ...] = tuple(
             metric
             for metric in METRICS
             if metric.dcgm_field.startswith("DCGM_FI_")
-            and metric.dcgm_field != NO_NUMBER
+            and metric.dcgm_field != NOT_NUMERIC
             and metric.scopes[0] in {"GPU", "MIG"}
             and metric.tier in {"fast", "gpm", "slow", "event"}
         ),
-        key=_place,
+        key=_default_position,
     )
 )
 
 
 def families(
-    node: str,
-    driver: str | None,
-    seen: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]],
-    vintage: Vintage,
+    node: str, driver: str | None, latest: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]], vintage: Vintage
 ) -> list[Metric]:
     """The DCGM families of all accelerators that have a reading, each once, in dcgm-exporter's order."""
     entries = [
-        (sample, labels_of(node, driver, accelerator, holders, vintage)) for accelerator, sample, holders in seen
+        (sample, labels_of(node, driver, accelerator, holders, vintage)) for accelerator, sample, holders in latest
     ]
-    made: list[Metric] = []
+    result: list[Metric] = []
     for metric in EXPORTED:
         name = metric.dcgm_field_46 if vintage == "new" and metric.dcgm_field_46 else metric.dcgm_field
         counts = metric.kind == "counter" or metric.dcgm_field in COUNTERS
@@ -99,14 +96,14 @@ def families(
             if value is not None:
                 family.add_sample(name, labels, value if renamed else round(value / metric.dcgm_scale, 6))
         if family.samples:
-            made.append(family)
-    return made
+            result.append(family)
+    return result
 
 
-def text_of(made: Iterable[Metric]) -> str:
+def render(families: Iterable[Metric]) -> str:
     """The lines as dcgm-exporter writes them: labels in its order (prometheus-client sorts them), %d or %f."""
     lines = []
-    for family in made:
+    for family in families:
         lines += [f"# HELP {family.name} {family.documentation}", f"# TYPE {family.name} {family.type}"]
         for sample in family.samples:
             labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
@@ -119,7 +116,7 @@ def _escaped(value: str) -> str:
 
 
 def _number(name: str, value: float) -> str:
-    """Whole numbers as %d; DCGM's doubles (power, profiling ratios) and what is not whole with six decimals."""
+    """Integers as %d; DCGM's doubles (power, profiling ratios) and fractions with six decimals."""
     doubles = "POWER" in name or (name.startswith("DCGM_FI_PROF_") and not name.endswith("_BYTES"))
     return str(int(value)) if not doubles and float(value).is_integer() else f"{value:.6f}"
 
@@ -142,7 +139,7 @@ def labels_of(
 
 
 def _holder_labels(holders: Sequence[Holder]) -> dict[str, str]:
-    """The pod, or the Slurm job, of the first holder: one line a reading, so that nothing is summed twice."""
+    """The pod or Slurm job of the first holder: one line per reading, so that no sum counts it twice."""
     for holder in holders:
         workload = holder.workload
         if workload.kind == "kubernetes":

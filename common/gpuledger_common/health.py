@@ -1,8 +1,8 @@
-"""The verdict on an accelerator, with its cause.
+"""The health of an accelerator, with its cause.
 
-Two witnesses: what the driver answers (a lost GPU, one that needs a reset, one that refuses every reading) and the
-counters that tell of broken memory or of an action the driver asks for. The counters are read more rarely than the
-rest, so whoever reads them keeps the newest of each: a fault stands until it is read as gone.
+Evidence comes from the driver's answers (a lost GPU, one that needs a reset, one that refuses every reading) and from
+the counters of memory faults and requested actions. The counters are read less often than the rest, so their readers
+keep the latest value of each: a fault stands until a reading says that it is gone.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FAULTS = (
     ("gpu_retired_pages_pending", "a page retirement waits for a reset"),
 )
 EVIDENCE = frozenset({RECOVERY, *(name for name, _ in _FAULTS)})
-"""Catalogue names that the verdict looks at."""
+"""Catalogue names that the verdict uses."""
 _RANK = {"ok": 0, "degraded": 1, "unknown": 2, "failed": 3}
 
 
 def verdict(evidence: Mapping[str, float | int]) -> Health:
-    """Health by the newest reading of each metric of EVIDENCE; what a card does not tell speaks neither way."""
+    """Health by the latest reading of each metric of EVIDENCE; a metric that the card does not give has no effect."""
     action = int(evidence.get(RECOVERY, 0))
     if action:
         return Health("degraded", f"the driver asks to {RECOVERY_ACTIONS.get(action, f'take action {action}')}")
@@ -43,5 +43,5 @@ def verdict(evidence: Mapping[str, float | int]) -> Health:
 
 
 def worse(first: Health, second: Health) -> Health:
-    """The worse of two verdicts, the first where they are equally bad: an instance shares its device's fate."""
+    """The worse of two verdicts, the first where they are equally bad: a MIG instance fails with its device."""
     return second if _RANK[second.status] > _RANK[first.status] else first

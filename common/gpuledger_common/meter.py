@@ -1,53 +1,35 @@
-"""The meter: ticks in, usage intervals of held, busy and idle time out.
+"""The meter: integrates samples into usage intervals of held, busy, idle and unknown time.
 
-Each tick speaks for the interval since the tick before it: who holds the accelerator at its end held it, and the
-activity read at its end (the driver averages over the time before) says whether it was busy. Positions are absolute
-milliseconds from the monotonic clock, so that nothing drifts; consecutive usage intervals abut. An interval longer than
-the longest gap is not filled: the usage interval ends at the last evidence, and the rest is *unobserved*. After the
-wall clock was set back, instants come a second time; what was told of them stays, and the time re-lived is unobserved
-too.
+Each sample speaks for the time since the sample before it: whoever holds the accelerator now held it, and the activity
+read now (the driver averages over the time before) says whether it was busy. Positions are absolute milliseconds from
+the monotonic clock, so nothing drifts, and consecutive intervals abut. A pause longer than `gap_ms` is not filled: the
+interval ends at the last sample and the rest is *unobserved*. After the wall clock was set back, instants occur a
+second time; what was metered for them stays, and the repeated time is unobserved too.
 
-Laws: the usage intervals of an accelerator never overlap, however the clock is set; over the holders that share it, the
-parts add up to the span; busy + idle + unknown = held; cutting at hours, flushing often and ticking faster change no
-sum.
+Laws: the intervals of an accelerator never overlap, however the clock is set; the parts of the holders that share an
+interval add up to it; busy + idle + unknown = held; cutting at hours, flushing often and sampling faster change no sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpuledger_common.readings import Holder, Sample
 from gpuledger_common.wire import State
 
 HOUR_MS = 3_600_000
-MOST_TOLD = 64
-"""Ranges of instants that are remembered as told; of more, the two earliest become one."""
+MAX_METERED_RANGES = 64
+"""Ranges of instants remembered across clock steps; beyond that the two earliest are merged."""
 ACTIVITY = ("gpu_sm_active_ratio", "gpu_graphics_engine_active_ratio", "gpu_utilization_ratio")
-"""What says that an accelerator works, the best witness first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A finished usage interval of one accelerator with all who shared it; times in ms, energy in mJ (None:
-    unmeasured).
-    """
-
-    uuid: str
-    state: State
-    holders: tuple[Holder, ...]
-    start_ms: int
-    end_ms: int
-    busy_ms: int
-    idle_ms: int
-    unknown_ms: int
-    energy_mj: int | None
+"""Metrics that show whether an accelerator works, the most reliable first."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """A span that still grows."""
+class MeteredInterval:
+    """Time of one accelerator in one state with all who shared it; ms and mJ (None: energy is not measured)."""
 
+    uuid: str
     state: State
     holders: tuple[Holder, ...]
     start_ms: int
@@ -57,16 +39,35 @@ class _Open:
     unknown_ms: int = 0
     energy_mj: int | None = None
 
+    def add_time(self, busy: bool | None, ms: int) -> None:
+        """Count held time as busy, idle, or unknown (None)."""
+        if busy is None:
+            self.unknown_ms += ms
+        elif busy:
+            self.busy_ms += ms
+        else:
+            self.idle_ms += ms
+
+    def add_energy(self, energy_mj: int | None) -> None:
+        """Add energy; a part that was not measured adds nothing."""
+        if energy_mj is not None:
+            self.energy_mj = (self.energy_mj or 0) + energy_mj
+
+    def continues(self, before: MeteredInterval) -> bool:
+        """Whether it follows `before` at once, within the same hour and with the same state and holders."""
+        same = (self.state, self.holders, self.start_ms) == (before.state, before.holders, before.end_ms)
+        return same and self.start_ms // HOUR_MS == before.start_ms // HOUR_MS
+
 
 @dataclass(slots=True)
 class _Energy:
     """Energy of one device from its counter, or from its power where there is no counter."""
 
     counter_mj: int | None = None
-    carry: float = 0.0
+    carry_mj: float = 0.0
 
-    def since(self, values: Mapping[str, float | int], elapsed_ms: int) -> int | None:
-        """Millijoules since the last call; a counter that went back (driver reload) is bridged by power."""
+    def since_last(self, values: Mapping[str, float | int], elapsed_ms: int) -> int | None:
+        """Millijoules since the last call; a counter that fell (driver reload) is bridged by power."""
         total = values.get("gpu_energy_joules_total")
         previous = self.counter_mj
         self.counter_mj = None if total is None else round(total * 1000)
@@ -75,171 +76,128 @@ class _Energy:
         watts = values.get("gpu_power_watts")
         if watts is None or watts < 0:  # a broken exporter may print anything; energy is never negative
             return None
-        self.carry += watts * elapsed_ms
-        whole = int(self.carry)
-        self.carry -= whole
-        return whole
+        self.carry_mj += watts * elapsed_ms  # watts x milliseconds = millijoules
+        energy_mj = int(self.carry_mj)
+        self.carry_mj -= energy_mj
+        return energy_mj
 
 
 @dataclass(slots=True)
 class Meter:
-    """Integrates the accelerators of one node. `gap_ms` is the longest interval between ticks that counts as seen."""
+    """Meters the accelerators of one node. `gap_ms` is the longest pause between samples that counts as observed."""
 
     gap_ms: int
     busy_threshold: float = 0.01
-    _open: dict[str, _Open] = field(default_factory=dict)
-    _seen_ms: dict[str, int] = field(default_factory=dict)
+    _open: dict[str, MeteredInterval] = field(default_factory=dict)
+    _last_sample_ms: dict[str, int] = field(default_factory=dict)
     _energy: dict[str, _Energy] = field(default_factory=dict)
-    _done: list[Span] = field(default_factory=list)
+    _closed: list[MeteredInterval] = field(default_factory=list)
     discarded_after_clock_step_ms: int = 0
-    """Accelerator time that was not counted because its instants had been told before the clock was set back."""
-    _now: tuple[int, int] | None = None
-    """First and last instant since the clock was set."""
-    _told: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of instants from before that, in order, apart from each other."""
+    """Accelerator time not counted because its instants had been metered before the clock was set back."""
+    _current_range: tuple[int, int] | None = None
+    """First and last instant since the clock was last set."""
+    _metered_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of instants metered before that, ascending and disjoint."""
 
     def tick(self, sample: Sample, at_ms: int, holders: Sequence[Holder]) -> None:
-        """One sample of one accelerator at an instant, with who holds it then."""
-        state = state_of(sample, holders)
+        """Meter one sample of one accelerator, taken at an instant, with its holders at that time."""
+        uuid, state = sample.uuid, state_of(sample, holders)
         if state is None:
-            self.lose(sample.uuid)
+            self.lose(uuid)
             return
-        before = self._seen_ms.get(sample.uuid)
-        first, last = self._now or (at_ms, at_ms)
-        self._now = min(first, at_ms), max(last, at_ms)
-        energy = self._energy.setdefault(sample.uuid, _Energy())
-        elapsed_ms = 0 if before is None else at_ms - before
-        energy_mj = energy.since(sample.values, max(elapsed_ms, 0))
-        if before is None or elapsed_ms > self.gap_ms or elapsed_ms < 0:
-            self._close(sample.uuid)
-            self._seen_ms[sample.uuid] = max(at_ms, before or at_ms)
+        before_ms = self._last_sample_ms.get(uuid)
+        first_ms, last_ms = self._current_range or (at_ms, at_ms)
+        self._current_range = min(first_ms, at_ms), max(last_ms, at_ms)
+        elapsed_ms = 0 if before_ms is None else at_ms - before_ms
+        energy_mj = self._energy.setdefault(uuid, _Energy()).since_last(sample.values, max(elapsed_ms, 0))
+        if before_ms is None or not 0 <= elapsed_ms <= self.gap_ms:
+            self._close(uuid)
+            self._last_sample_ms[uuid] = max(at_ms, before_ms or at_ms)
             return
-        self._seen_ms[sample.uuid] = at_ms
-        if self._told and any(start < at_ms and before < end for start, end in self._told):
+        self._last_sample_ms[uuid] = at_ms
+        if any(start_ms < at_ms and before_ms < end_ms for start_ms, end_ms in self._metered_ranges):
             self.discarded_after_clock_step_ms += elapsed_ms
-            self._close(sample.uuid)
+            self._close(uuid)
             return
         shared = tuple(sorted(holders, key=lambda holder: (holder.workload.kind, holder.workload.id)))
-        self._extend(
-            sample.uuid,
-            state,
-            shared if state == "held" else (),
-            before,
-            at_ms,
-            energy_mj,
-            activity(sample.values, self.busy_threshold),
-        )
+        latest = MeteredInterval(uuid, state, shared if state == "held" else (), before_ms, at_ms, energy_mj=energy_mj)
+        self._extend(latest, activity(sample.values, self.busy_threshold))
 
-    def _extend(
-        self,
-        uuid: str,
-        state: State,
-        holders: tuple[Holder, ...],
-        start_ms: int,
-        end_ms: int,
-        energy_mj: int | None,
-        busy: bool | None,
-    ) -> None:
-        """Adds an interval, cut at UTC hours, to the open span or to a new one."""
-        length = end_ms - start_ms
-        at = start_ms
-        while at < end_ms:
-            stop = min(end_ms, (at // HOUR_MS + 1) * HOUR_MS)
-            span = self._open.get(uuid)
-            if span is None or span.state != state or span.holders != holders or at % HOUR_MS == 0:
-                self._close(uuid)
-                span = self._open[uuid] = _Open(state, holders, at, at)
-            part = stop - at
-            if state == "held":
-                _count(span, busy, part)
-            if energy_mj is not None:
-                until = energy_mj * (stop - start_ms) // length - energy_mj * (at - start_ms) // length
-                span.energy_mj = (span.energy_mj or 0) + until
-            span.end_ms = at = stop
+    def _extend(self, latest: MeteredInterval, busy: bool | None) -> None:
+        """Add the time since the last sample, cut at UTC hours, to the open interval or to a new one."""
+        length_ms, at_ms = latest.end_ms - latest.start_ms, latest.start_ms
+        while at_ms < latest.end_ms:
+            stop_ms = min(latest.end_ms, (at_ms // HOUR_MS + 1) * HOUR_MS)
+            interval = self._open.get(latest.uuid)
+            same = interval is not None and (interval.state, interval.holders) == (latest.state, latest.holders)
+            if interval is None or not same or at_ms % HOUR_MS == 0:
+                self._close(latest.uuid)
+                interval = MeteredInterval(latest.uuid, latest.state, latest.holders, at_ms, at_ms)
+                self._open[latest.uuid] = interval
+            if latest.state == "held":
+                interval.add_time(busy, stop_ms - at_ms)
+            if latest.energy_mj is not None:
+                # Differences of running floors: the parts of all hours add up to the energy exactly.
+                until_stop = latest.energy_mj * (stop_ms - latest.start_ms) // length_ms
+                interval.add_energy(until_stop - latest.energy_mj * (at_ms - latest.start_ms) // length_ms)
+            interval.end_ms = at_ms = stop_ms
 
     def lose(self, uuid: str) -> None:
-        """No evidence about this accelerator now: its span ends where it was last seen."""
+        """End the accelerator's interval at its last sample: there is no evidence about it now."""
         self._close(uuid)
-        self._seen_ms.pop(uuid, None)
+        self._last_sample_ms.pop(uuid, None)
         self._energy.pop(uuid, None)
 
     def lose_all(self) -> None:
-        """The source went away: nothing bridges to the next tick."""
-        for uuid in list(self._seen_ms):
+        """End all intervals: the source went away, and nothing bridges to its next sample."""
+        for uuid in list(self._last_sample_ms):
             self.lose(uuid)
 
     def clock_set(self) -> None:
-        """The clock was set: nothing bridges to the next tick, and no instant up to here is counted again."""
+        """End all intervals after the clock was set; no instant up to here is counted again."""
         self.lose_all()
-        if self._now is None:
+        if self._current_range is None:
             return
-        self._told = _united([*self._told, self._now])
-        if len(self._told) > MOST_TOLD:
-            self._told[:2] = [(self._told[0][0], self._told[1][1])]
-        self._now = None
+        self._metered_ranges = _united([*self._metered_ranges, self._current_range])
+        if len(self._metered_ranges) > MAX_METERED_RANGES:
+            self._metered_ranges[:2] = [(self._metered_ranges[0][0], self._metered_ranges[1][1])]
+        self._current_range = None
 
     def _close(self, uuid: str) -> None:
-        span = self._open.pop(uuid, None)
-        if span is not None and span.end_ms > span.start_ms:
-            self._done.append(
-                Span(
-                    uuid,
-                    span.state,
-                    span.holders,
-                    span.start_ms,
-                    span.end_ms,
-                    span.busy_ms,
-                    span.idle_ms,
-                    span.unknown_ms,
-                    span.energy_mj,
-                )
-            )
+        interval = self._open.pop(uuid, None)
+        if interval is not None and interval.end_ms > interval.start_ms:
+            self._closed.append(interval)
 
-    def take(self) -> list[Span]:
-        """Everything measured since the last call; open spans are cut where they were last seen and go on."""
+    def take(self) -> list[MeteredInterval]:
+        """Everything metered since the last call; open intervals are cut at their last sample and continue."""
         for uuid in list(self._open):
             self._close(uuid)
-        done, self._done = self._done, []
-        return done
+        closed, self._closed = self._closed, []
+        return closed
 
-    def put_back(self, spans: list[Span]) -> None:
-        """Spans that could not be stored wait for the next `take`; those that abut become one, hour by hour."""
-        self._done = _joined(spans + self._done)
+    def put_back(self, intervals: list[MeteredInterval]) -> None:
+        """Keep intervals that could not be stored for the next `take`; those that abut within an hour are merged.
 
-
-def _joined(spans: list[Span]) -> list[Span]:
-    """Spans of one accelerator that differ in nothing and abut as one, within an hour: a long wait stays small."""
-    joined: list[Span] = []
-    latest: dict[str, int] = {}
-    for span in spans:
-        at = latest.get(span.uuid)
-        before = None if at is None else joined[at]
-        if at is not None and before is not None and _continues(before, span):
-            joined[at] = replace(
-                before,
-                end_ms=span.end_ms,
-                busy_ms=before.busy_ms + span.busy_ms,
-                idle_ms=before.idle_ms + span.idle_ms,
-                unknown_ms=before.unknown_ms + span.unknown_ms,
-                energy_mj=_added(before.energy_mj, span.energy_mj),
-            )
-        else:
-            latest[span.uuid] = len(joined)
-            joined.append(span)
-    return joined
-
-
-def _continues(before: Span, span: Span) -> bool:
-    same = (before.state, before.holders, before.end_ms) == (span.state, span.holders, span.start_ms)
-    return same and before.start_ms // HOUR_MS == span.start_ms // HOUR_MS
-
-
-def _added(one: int | None, other: int | None) -> int | None:
-    return None if one is None and other is None else (one or 0) + (other or 0)
+        Merging bounds the memory that a long wait for the disk takes.
+        """
+        merged: list[MeteredInterval] = []
+        latest: dict[str, MeteredInterval] = {}
+        for interval in intervals + self._closed:
+            before = latest.get(interval.uuid)
+            if before is None or not interval.continues(before):
+                latest[interval.uuid] = interval
+                merged.append(interval)
+                continue
+            before.end_ms = interval.end_ms
+            before.busy_ms += interval.busy_ms
+            before.idle_ms += interval.idle_ms
+            before.unknown_ms += interval.unknown_ms
+            before.add_energy(interval.energy_mj)
+        self._closed = merged
 
 
 def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges in order, with those that touch made one."""
+    """The ranges in ascending order, with those that touch merged."""
     united: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if united and start <= united[-1][1]:
@@ -249,17 +207,8 @@ def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return united
 
 
-def _count(span: _Open, busy: bool | None, ms: int) -> None:
-    if busy is None:
-        span.unknown_ms += ms
-    elif busy:
-        span.busy_ms += ms
-    else:
-        span.idle_ms += ms
-
-
 def state_of(sample: Sample, holders: Sequence[Holder]) -> State | None:
-    """The state that a sample is evidence of; None: a silent accelerator that nobody holds shows nothing."""
+    """The state that a sample is evidence of; None for a silent accelerator without a holder, which shows nothing."""
     if sample.health.status == "failed":
         return "unavailable"
     if holders:
@@ -268,9 +217,6 @@ def state_of(sample: Sample, holders: Sequence[Holder]) -> State | None:
 
 
 def activity(values: Mapping[str, float | int], threshold: float) -> bool | None:
-    """Whether the accelerator worked; None when the card tells nothing of it."""
-    for name in ACTIVITY:
-        value = values.get(name)
-        if value is not None:
-            return value > threshold
-    return None
+    """Whether the accelerator worked; None when the card gives none of the metrics that show it."""
+    value = next((values[name] for name in ACTIVITY if name in values), None)
+    return None if value is None else value > threshold

@@ -1,7 +1,7 @@
-"""The metric catalogue: what a card can tell, in which unit, and how it is asked.
+"""The row types of the metric catalogue: what a card can report, in which unit, and which call reads it.
 
-One table (`catalogue.METRICS`) makes the sampler, the wire's column types, the storage columns, the exposition and the
-reference page in docs/. A metric is added by adding a row there; nothing else lists metrics by hand.
+The sampler, the wire's column types, the storage columns, the exposition and the reference page in docs/ all follow
+from one table (`catalogue.METRICS`): adding a row there adds a metric everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scope = Literal["GPU", "MIG", "NVLink", "process"]
 class Call:
     """A plain NVML call on a device handle: function, names of pynvml constants to pass, item or attribute to take.
 
-    The name of a pynvml structure stands for a new one that the call fills in: it is then the answer.
+    The name of a pynvml structure stands for a new instance, which the call fills in and which is then the answer.
     """
 
     function: str
@@ -48,8 +48,8 @@ Reader = Call | Field | Gpm
 class Metric:
     """One row of the catalogue.
 
-    `scale` turns the raw NVML number into the base unit of `unit`. `reader` is None for what the agent derives or
-    what comes from events. `hot` metrics have a column of their own in the collector's sample table.
+    `scale` turns the raw NVML number into the base unit of `unit`. `reader` is None for metrics that the agent derives
+    or receives as events. `hot` metrics have a column of their own in the collector's sample table.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Metric:
 
     @property
     def column_kind(self) -> Literal["f4", "f8", "i8"]:
-        """How the wire carries it: float32 gauges, float64 where float32 would blur it."""
+        """How the wire carries it: float32 for gauges, float64 where float32 would lose precision."""
         if self.unit == "bitmask":
             return "i8"
         return "f8" if self.kind == "counter" or self.unit == "bytes" else "f4"

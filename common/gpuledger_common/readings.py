@@ -1,8 +1,7 @@
-"""What an agent knows at one instant: the accelerators of a node, their readings and who holds them.
+"""The readings of a node at one instant: its accelerators, their samples and their holders.
 
-The values here are immutable and free of I/O, so that every source (NVML, dcgm-exporter, a recording, a simulation)
-and every owner source speaks one language to the sampler. A reading that a card does not give is *absent with a
-reason*; it is never 0 and never -1.
+These immutable values are the interface between the sampler and every source (NVML, dcgm-exporter, a recording, a
+simulation) and owner source. A reading that a card does not give is *absent with a reason*, never 0 and never -1.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ HealthStatus = Literal["ok", "degraded", "failed", "unknown"]
 
 
 class AgentError(Exception):
-    """Root of what this package raises on purpose; `permanent` says that trying again cannot help."""
+    """Root of the agent's expected errors; `permanent` means that a retry cannot help."""
 
     permanent = False
 
 
 class SourceUnavailable(AgentError):
-    """A source cannot speak at all now: no driver, no library, no file. The sentence says what cures it."""
+    """A source cannot be read at all: no driver, no library, no file. The message says what to do."""
 
 
 class StillStarting(SourceUnavailable):
-    """The source is on its way: it is worth asking again soon."""
+    """The source is still starting: retry soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What usage is counted for: a device, or a MIG instance when MIG is on.
+    """The unit that usage is counted for: a device, or a MIG instance when MIG is on.
 
     `gpu_micro` is the share of a physical device in millionths: 1,000,000 for a whole device, and the dominant share
     max(compute, memory) for a MIG instance. `uuid` is the key everywhere; `index` changes at boot and is display only.
@@ -44,7 +43,7 @@ class Accelerator:
     index: int
     model: str
     mig_instance: str | None = None
-    """For a MIG instance its profile and ids, such as `1g.10gb/7` (profile/GPU instance id); None for a device."""
+    """For a MIG instance its profile and id, such as `1g.10gb/7` (profile/GPU instance id); None for a device."""
     gpu_micro: int = WHOLE_GPU
     memory_bytes: int | None = None
     pci_bus_id: str | None = None
@@ -52,7 +51,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that has a context on an accelerator. `memory_bytes` is None where the driver does not tell."""
+    """A process that has a context on an accelerator. `memory_bytes` is None where the driver does not report it."""
 
     pid: int
     memory_bytes: int | None = None
@@ -61,7 +60,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The verdict on one accelerator with its cause. `failed` makes its time *unavailable* in the ledger."""
+    """The health of one accelerator with its cause. `failed` makes its time *unavailable* in the ledger."""
 
     status: HealthStatus = "ok"
     cause: str = ""
@@ -95,7 +94,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The node as a source sees it. `problems` are sentences for people (an unreadable GPU, a missing permission)."""
+    """The accelerators that a source sees. `problems` are sentences such as an unreadable GPU, a missing permission."""
 
     driver: str | None
     accelerators: Sequence[Accelerator]
@@ -106,7 +105,7 @@ class Inventory:
 class Workload:
     """The job, pod, container or process that holds an accelerator. `id` is unique within its `kind` and node/cluster.
 
-    `tags` are what people put on it; tags named like a level of the owner tree (team, project, ...) attribute it.
+    `tags` are set by people; tags named like a level of the owner tree (team, project, ...) attribute it.
     """
 
     id: str
@@ -119,32 +118,32 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A workload's hold of an accelerator; holders of one accelerator share it in proportion to their weights."""
+    """A workload that holds an accelerator; holders of one accelerator share it in proportion to their weights."""
 
     workload: Workload
     weight: int = 1
 
 
 class Source(Protocol):
-    """Where samples come from. `read` never raises for one sick accelerator: its sample says so in its health."""
+    """A source of samples. `read` never raises for one faulty accelerator: the health of its sample says so."""
 
     name: str
 
     def open(self) -> Inventory:
-        """Attach and enumerate. Raises SourceUnavailable with a sentence when nothing can be read at all."""
+        """Attach and enumerate. Raises SourceUnavailable when nothing can be read at all."""
 
     def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
-        """One sample per accelerator with the metrics of the tiers asked for."""
+        """One sample per accelerator with the metrics of the requested tiers."""
 
     def close(self) -> None:
-        """Let every handle go."""
+        """Release every handle."""
 
 
 @runtime_checkable
 class OwnerSource(Protocol):
-    """Where holders come from: it is asked who *holds* an accelerator, never who *uses* it."""
+    """A source of holders: it knows who *holds* an accelerator, or (processes alone) who *uses* it."""
 
     name: str
 
     def holders(self, accelerators: Sequence[Accelerator], samples: Sequence[Sample]) -> Mapping[str, Sequence[Holder]]:
-        """Holders by accelerator uuid; an accelerator that is missing here is held by nobody that this source knows."""
+        """Holders by accelerator uuid; an accelerator without an entry has no holder that this source knows."""

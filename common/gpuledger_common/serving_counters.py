@@ -1,9 +1,8 @@
-"""What counters of a page mean: names of vLLM, Triton, TGI, SGLang and of a run's own file, and how lines are read.
+"""Counters of inference servers (vLLM, Triton, TGI, SGLang) and of a run's own file: their names and how they are read.
 
 The names are those that the servers document: vLLM docs "Production Metrics" (prometheus_client adds `_total`), Triton
 "Metrics" (`nv_inference_*`), TGI (counters without `_total`; tokens are sums of histograms), SGLang "Production
-Metrics". A request of vLLM that was aborted or failed is no inference. The collector reads the same table for what
-comes by remote write.
+Metrics". An aborted or failed request of vLLM is not an inference. The collector uses the same table for remote write.
 """
 
 from __future__ import annotations
@@ -34,15 +33,16 @@ ENGINES = {
 """Engine and counter by name of the series."""
 STARTED = "process_start_time_seconds"
 UNFINISHED = frozenset({"abort", "error"})
-"""Values of vLLM's `finished_reason` that are no answer."""
-MOST_EXACT = 2**53
+"""Values of vLLM's `finished_reason` for requests without an answer."""
+MAX_EXACT = 2**53
+"""Above this, float64 cannot represent every integer."""
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?\s*')
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """A counter of a workload as it stood at an instant; see wire.Count."""
+class CounterReading:
+    """A workload's counter as it stood at an instant; see wire.Count."""
 
     workload: Workload
     source: str
@@ -55,8 +55,8 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
-    """A counter of a page: what it counts, the labels that tell it apart, and its value."""
+class PageCounter:
+    """A counter on a metrics page: what it counts, the labels that distinguish its series, and its value."""
 
     engine: str
     counter: str
@@ -65,28 +65,28 @@ class Counter:
 
 
 def meaning(name: str, labels: Mapping[str, str]) -> tuple[str, str] | None:
-    """Engine and counter of a series; None for one that counts nothing of ours."""
+    """Engine and counter of a series; None for a series that is not in the table."""
     if labels.get("finished_reason") in UNFINISHED:
         return None
     return ENGINES.get(name)
 
 
 def part_of(labels: Mapping[str, str]) -> str:
-    """The labels as one text, in order of their names."""
+    """The labels as one text, ordered by name."""
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
-def whole(value: float) -> int | None:
-    """A counter's value as an integer; None for what no counter shows: a fraction, a negative, NaN, beyond 2^53."""
-    return int(value) if 0 <= value <= MOST_EXACT and value == int(value) else None
+def exact_count(value: float) -> int | None:
+    """A counter's value as an integer; None for what a counter cannot be: a fraction, negative, NaN, beyond 2^53."""
+    return int(value) if 0 <= value <= MAX_EXACT and value == int(value) else None
 
 
-def parse(text: str) -> tuple[list[Counter], int | None]:
-    """The counters of a page of exposition text, and when its process began (unix ms), if it says.
+def parse(text: str) -> tuple[list[PageCounter], int | None]:
+    """The counters of a page of exposition text, and the start of its process (unix ms) if the page has it.
 
-    Lines that cannot be read are passed over. A series that stands there twice with two values says nothing.
+    Lines that cannot be read are skipped, and so is a series that appears twice with different values.
     """
-    found: dict[tuple[str, str], Counter | None] = {}
+    counters: dict[tuple[str, str], PageCounter | None] = {}
     started_ms: int | None = None
     for line in text.splitlines():
         name, labels, value = _line(line)
@@ -95,18 +95,17 @@ def parse(text: str) -> tuple[list[Counter], int | None]:
         if name == STARTED and not labels:
             started_ms = round(value * 1000) if 0 < value < 1e11 else None
             continue
-        means, counted = meaning(name, labels), whole(value)
-        if means is None or counted is None:
+        means, count = meaning(name, labels), exact_count(value)
+        if means is None or count is None:
             continue
-        made = Counter(means[0], means[1], part_of(labels), counted)
-        known = found.setdefault((name, made.part), made)
-        if known != made:
-            found[name, made.part] = None
-    return [one for one in found.values() if one is not None], started_ms
+        counter = PageCounter(*means, part_of(labels), count)
+        if counters.setdefault((name, counter.part), counter) != counter:
+            counters[name, counter.part] = None
+    return [counter for counter in counters.values() if counter is not None], started_ms
 
 
 def _line(line: str) -> tuple[str, dict[str, str], float | None]:
-    """Name, labels and value of a line; no value where it is none of ours, or no line of a page."""
+    """Name, labels and value of a line; no value for a series that is not in the table or a malformed line."""
     name = line.partition("{")[0].partition(" ")[0]
     if name not in ENGINES and name != STARTED:
         return name, {}, None
@@ -115,7 +114,7 @@ def _line(line: str) -> tuple[str, dict[str, str], float | None]:
     if rest.startswith("{"):
         at = 1
         while (match := _LABEL.match(rest, at)) is not None:
-            labels[match[1]] = re.sub(r'\\[n"\\]', lambda found: _ESCAPES[found[0]], match[2])
+            labels[match[1]] = re.sub(r'\\[n"\\]', lambda escape: _ESCAPES[escape[0]], match[2])
             at = match.end()
         if rest[at : at + 1] != "}":
             return name, {}, None

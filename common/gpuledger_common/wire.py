@@ -1,12 +1,12 @@
-"""What travels from agent to collector: one typed envelope, the same in msgpack (zstd) and in JSON.
+"""The wire between agent and collector: one typed envelope, the same in msgpack (zstd) and in JSON.
 
-A batch is `(node, epoch, seq)`. Its bytes never change once it is spooled, so that a retry is byte-identical and the
-collector can tell a duplicate from a forgery by its SHA-256. Gauges travel as float32 columns, counters as float64 or
-int64 (float32 would lose counter precision); NaN, or the smallest int64, stands for *absent*. In JSON a column may be
-a plain list with nulls, for curl and for tests.
+A batch is identified by `(node, epoch, seq)`. Its bytes never change once it is spooled, so a retry is byte-identical
+and the collector distinguishes a duplicate from a forgery by its SHA-256. Gauges travel as float32 columns, counters as
+float64 or int64 (float32 would lose precision); NaN, or the smallest int64, means *absent*. In JSON a column may be a
+plain list with nulls, for curl and for tests.
 
-*Usage intervals* carry the money: usage intervals of time of one accelerator with one state, integrated by the agent
-from monotonic deltas. All times are integer milliseconds; instants are UTC unix milliseconds.
+*Usage intervals* are what is billed: time of one accelerator in one state, integrated by the agent from differences of
+the monotonic clock. All times are integer milliseconds; instants are UTC unix milliseconds.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 WIRE_VERSION = 1
 ABSENT_INT64 = -(2**63)
 MAX_BODY_BYTES = 8 * 1024 * 1024
-"""Largest body as sent; the collector refuses more with 413 and the agent then splits the batch."""
+"""Largest body as sent; the collector refuses a larger one with 413, and the agent then splits the batch."""
 MAX_DECODED_BYTES = 64 * 1024 * 1024
 
 State = Literal["held", "unallocated", "unavailable"]
 
 
 class WireAccelerator(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An accelerator as the agent sees it; rows of the batch name it by its position in `Batch.accelerators`."""
+    """An accelerator as the agent sees it; rows of the batch refer to it by its position in `Batch.accelerators`."""
 
     uuid: str
     device_uuid: str
@@ -41,7 +41,7 @@ class WireAccelerator(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who holds an accelerator, with the tags as they were."""
+    """A workload that holds an accelerator, with its tags at that time."""
 
     id: str
     kind: str
@@ -52,7 +52,7 @@ class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WireUsageInterval(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A usage interval of one accelerator's time in one state.
+    """Time of one accelerator in one state, as held by one workload.
 
     `start_ms` and `end_ms` bound it (start in, end out). For state `held`, `held_ms` is this workload's part of it:
     over the workloads that share an accelerator the parts add up to `end_ms - start_ms` (largest remainder), and
@@ -74,7 +74,7 @@ class WireUsageInterval(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One metric of every row: little-endian `f4`, `f8` or `i8` bytes, or a list with nulls when typed by hand."""
+    """One metric of every row: little-endian `f4`, `f8` or `i8` bytes, or a list with nulls in JSON."""
 
     kind: Literal["f4", "f8", "i8"]
     values: bytes | list[float | int | None]
@@ -89,10 +89,10 @@ class Samples(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Count(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A counter of what a workload produced, as it stood at an instant: tokens, inferences, steps.
+    """A counter of a workload's output (tokens, inferences, steps) as it stood at an instant.
 
-    `source` is the endpoint without credentials, `part` the labels that tell its series apart; `started_ms` when the
-    counting process began, None where it does not say. Whoever does not know this record passes over it.
+    `source` is the endpoint without credentials, `part` the labels that distinguish its series, and `started_ms` the
+    start of the counting process, None if unknown. Receivers that do not know this record ignore it.
     """
 
     workload: int
@@ -106,7 +106,7 @@ class Count(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sign of life, also of a node without a GPU, with the agent's own conservation numbers (batches)."""
+    """The agent's sign of life, also on a node without a GPU, with the batch counts of its spool."""
 
     agent_version: str
     source: str
@@ -122,7 +122,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything that a node has to say of one span of time. `epoch` is the UUID of the spool that numbered it."""
+    """Everything that a node reports about a period of time. `epoch` is the UUID of the spool that numbered it."""
 
     version: int
     node: str

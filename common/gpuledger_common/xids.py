@@ -1,8 +1,7 @@
-"""Xids, the driver's error codes: what each means for the card and for people, and how the kernel log tells them.
+"""Xids, the driver's error codes: what each means for the card, what to do, and how the kernel log reports them.
 
-Classes and actions follow NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors) as of October 2025; the words are
-ours, and of the rarer numbers shorter than the catalogue's. An Xid degrades a card's health at most: whether its time
-counts as unavailable is decided by what the driver answers, never by a line in a log.
+Classes and actions follow NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors) as of October 2025, in our own words.
+An Xid at most degrades a card's health: only the driver's answers, never a log line, make time unavailable.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Severity = Literal["info", "warning", "critical"]
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """`severity`: info (a program's own fault), warning (look at it), critical (the card needs an action)."""
+    """`severity` is info (a fault of the program), warning (look at it) or critical (the card needs an action)."""
 
     family: Literal["program", "memory", "link", "hung", "driver", "other"]
     severity: Severity
@@ -52,7 +51,7 @@ MEANINGS: dict[int, Meaning] = {
     136: Meaning("link", "critical", "reset the GPU", "link training failed"),
     137: Meaning("program", "info", "restart the program", "NVLink fault caused by a program"),
     140: Meaning("memory", "critical", "reset the GPU", "unrecovered ECC error"),
-    143: Meaning("driver", "critical", "reset the GPU", "GPU initialisation failed"),
+    143: Meaning("driver", "critical", "reset the GPU", "GPU initialization failed"),
     144: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
     145: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
     146: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
@@ -69,23 +68,23 @@ MEANINGS: dict[int, Meaning] = {
     160: Meaning("memory", "warning", "reset at the next occasion", "a memory channel was retired"),
     161: Meaning("memory", "critical", "reset the GPU", "a memory channel could not be retired"),
     167: Meaning("hung", "critical", "reset the GPU", "fatal PCIe timeout"),
-    171: Meaning("memory", "warning", "see the Xid 48 beside it", "further detail of a double-bit error in DRAM"),
-    172: Meaning("memory", "warning", "see the Xid 48 beside it", "further detail of a double-bit error in SRAM"),
+    171: Meaning("memory", "warning", "see the Xid 48 logged with it", "further detail of a double-bit error in DRAM"),
+    172: Meaning("memory", "warning", "see the Xid 48 logged with it", "further detail of a double-bit error in SRAM"),
 }
 # fmt: on
-UNKNOWN = Meaning("other", "warning", "look it up", "an Xid that this version does not know")
+UNKNOWN = Meaning("other", "warning", "look it up", "an Xid unknown to this version")
 
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{1,5})(?:, (.{0,2000}))?")
 
 
 def meaning(xid: int) -> Meaning:
-    """What an Xid means; a number that is not in the table is a warning, never nothing."""
+    """The meaning of an Xid; a number that is not in the table is a warning."""
     return MEANINGS.get(xid, UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedXid:
-    """An Xid of the kernel log; `bus` is as `bus_key` makes it."""
+    """An Xid of the kernel log; `bus` is normalized by `bus_key`."""
 
     bus: str
     xid: int
@@ -93,15 +92,13 @@ class LoggedXid:
 
 
 def parse(line: str) -> LoggedXid | None:
-    """The Xid that a line of the kernel log tells; None when it tells none. Old drivers leave out pid and name."""
-    found = _LINE.search(line)
-    if found is None:
-        return None
-    return LoggedXid(bus_key(found[1]), int(found[2]), (found[3] or "").strip())
+    """The Xid in a line of the kernel log, if there is one. Old drivers leave out pid and name."""
+    match = _LINE.search(line)
+    return None if match is None else LoggedXid(bus_key(match[1]), int(match[2]), (match[3] or "").strip())
 
 
 def bus_key(address: str) -> str:
-    """One spelling of a PCI address: `0000:3b:00` (kernel) and `00000000:3B:00.0` (NVML) are the same place."""
+    """Normalize a PCI address: `0000:3b:00` (kernel) and `00000000:3B:00.0` (NVML) are the same device."""
     parts = address.lower().partition(".")[0].split(":")
     if len(parts) == 2:
         parts = ["0", *parts]

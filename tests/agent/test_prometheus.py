@@ -20,7 +20,7 @@ from fakes.nvml import stand_in
 from fakes.ports import free_port
 from fakes.sink import sink
 from gpuledger_common.dcgm_page import parse
-from gpuledger_common.exporter_names import families, text_of
+from gpuledger_common.exporter_names import families, render
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "captures"
@@ -225,7 +225,7 @@ def ours(line: str) -> str:
     vintage = "new" if "hostname" in label else "old"
     node = label.get("hostname") or label["Hostname"]
     seen = [(accelerator, Sample(accelerator.uuid, 0, {"gpu_sm_clock_hertz": 1e9}), holders)]
-    text = text_of(families(node, label.get("DCGM_FI_DRIVER_VERSION"), seen, vintage))
+    text = render(families(node, label.get("DCGM_FI_DRIVER_VERSION"), seen, vintage))
     return re.search(r"^DCGM_\w+(\{.*\}) ", text, re.MULTILINE)[1]
 
 
@@ -258,9 +258,9 @@ def test_families_stand_in_the_order_and_with_the_types_of_real_pages(capture):
     text = capture.read_text()
     told = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     theirs = list(dict.fromkeys(re.findall(r"^(DCGM_FI_\w+)\{", text, re.MULTILINE)))
-    seen = parse(text).seen
+    seen = parse(text).accelerators
     rows = [(one.accelerator, Sample("x", 0, one.values), ()) for one in seen.values()]
-    made = text_of(families("n", None, rows, "old"))
+    made = render(families("n", None, rows, "old"))
     mine = dict(re.findall(r"^# TYPE (\w+) (\w+)$", made, re.MULTILINE))
     common = [name for name in theirs if name in mine]
     assert common == [name for name in mine if name in theirs]

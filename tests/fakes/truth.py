@@ -18,7 +18,7 @@ import psycopg
 
 from fakes.batches import NOON_MS, batch, free, held, samples, workload
 from gpuledger_agent.push import Http, Pusher
-from gpuledger_agent.spool import DiskNearlyFull, Holds, Spool
+from gpuledger_agent.spool import BatchContents, DiskNearlyFull, Spool
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.storage.telemetry import archive
 from gpuledger_common.batches import pack
@@ -130,7 +130,7 @@ class Node:
             return body_of(self.name, epoch, seq, k)
 
         number: list[tuple[str, int]] = []
-        seq = self.spool.add(body, self._wall_ms(), Holds(GPUS, GPUS * len(OFFSETS_MS)))
+        seq = self.spool.add(body, self._wall_ms(), BatchContents(GPUS, GPUS * len(OFFSETS_MS)))
         self.truth.made[self.name, self.spool.epoch, seq] = k
         self._next += 1
 

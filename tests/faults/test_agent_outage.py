@@ -93,12 +93,12 @@ def test_72_hours_without_a_collector_cost_no_second(tmp_path, spool_bytes, step
     assert max(first[:2]) > back_ms - 11 * 60_000, "the newest lane shows the present with the first two requests"
     assert min(first[:2]) < START + 2 * HOUR_MS, "the oldest lane begins where it broke off"
     assert lost.usage_intervals_dropped == 0
-    assert (lost.readings_dropped + lost.readings_thinned > 0) == (spool_bytes == MIB)
+    assert (lost.readings_dropped + lost.readings_downsampled > 0) == (spool_bytes == MIB)
     delivered_ms = node.next_flush_ms - 10 * 60_000
     held = whole(node, delivered_ms)
     readings = sum(len(batch.samples.at_ms) for _, batch in node.arrived)
     rows = len(held) * ((delivered_ms - START) // node.step_ms + 1)
-    assert readings + lost.readings_dropped + lost.readings_thinned == pytest.approx(rows, abs=2 * len(held) * 60)
+    assert readings + lost.readings_dropped + lost.readings_downsampled == pytest.approx(rows, abs=2 * len(held) * 60)
 
 
 def whole(node, delivered_ms):

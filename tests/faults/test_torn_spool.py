@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger_agent.spool import Holds, Spool
+from gpuledger_agent.spool import BatchContents, Spool
 
 NOW = 1_790_812_800_000
 WAITING = 12
@@ -26,15 +26,15 @@ def files():
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     spool = Spool(folder, 2**20, NOW, free_floor=0)
     for _ in range(WAITING + 3):
-        spool.add(body_of, NOW, Holds(1, 4))
+        spool.add(body_of, NOW, BatchContents(1, 4))
     for _ in range(2):
         spool.acknowledge(spool.next("oldest").seq)
-    spool.dead_notification(3, "no")
+    spool.dead_letter(3, "no")
     spool.close()
     stopped = (folder / "spool.sqlite").read_bytes()
     spool = Spool(folder, 2**20, NOW, free_floor=0)
     spool.acknowledge(4)
-    spool.add(body_of, NOW, Holds(1, 4))
+    spool.add(body_of, NOW, BatchContents(1, 4))
     crashed = (folder / "spool.sqlite").read_bytes(), (folder / "spool.sqlite-wal").read_bytes()
     spool.close()
     shutil.rmtree(folder)
@@ -56,7 +56,7 @@ def started(main, log=b"", stalled=False):
         took = time.monotonic() - start
         try:
             waited = spool.counts().pending
-            new = spool.add(body_of, NOW, Holds(1, 4))
+            new = spool.add(body_of, NOW, BatchContents(1, 4))
             delivered = 0
             while batch := spool.next("newest" if delivered % 2 else "oldest"):
                 if batch.seq == new:

@@ -1,49 +1,48 @@
-"""Who holds an accelerator: rules, jobs, pods, containers, processes, what a source itself knows (dcgm, replay)."""
+"""Sources of owners: rules, jobs, pods, containers, processes, and what a source itself knows (dcgm, replay)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from gpuledger_agent.owners.described import DescribedOwners
-from gpuledger_agent.owners.places import Places
 from gpuledger_common.readings import OwnerSource, Source, Workload
 
+if TYPE_CHECKING:
+    from gpuledger_agent.settings import Settings
 
-def open_owners(
-    names: Sequence[str], rules_file: Path | None, node: str, source: Source, places: Places | None = None
-) -> list[OwnerSource]:
-    """The owner sources in the order of their names, first word wins; what a source itself knows comes after them, and
-    processes, which see use and no allocation, come last wherever they stand.
 
-    Raises AgentError naming file and place for a rules file that cannot be used.
+def open_owners(settings: Settings, source: Source) -> list[OwnerSource]:
+    """Open the owner sources in the order of the setting `owners`; the first that knows a holder wins.
+
+    Owners that the source itself knows come after them. Processes show use, not allocation, and so come last wherever
+    they are listed. Raises SettingsError for a rules file that cannot be used.
     """
-    where = places or Places()
-    found: list[OwnerSource] = []
-    describe: list[Callable[[Workload], Workload]] = []
+    owners: list[OwnerSource] = []
+    describers: list[Callable[[Workload], Workload]] = []
+    names = settings.owner_sources
     local = source.name == "nvml"  # jobs, pods and processes are of this machine; those of any other source are not
     for name in names:
-        if name == "static" and rules_file is not None:
+        if name == "static" and settings.owner_rules_file is not None:
             from gpuledger_agent.owners.static import StaticOwners
 
-            found.append(StaticOwners.from_file(rules_file, node))
+            owners.append(StaticOwners.from_file(settings.owner_rules_file, settings.node_name))
         elif name == "slurm" and local:
             from gpuledger_agent.owners.slurm import slurm_owners
 
-            jobs = slurm_owners(where)
+            jobs = slurm_owners(settings)
             if jobs is not None:
-                found.append(jobs)
+                owners.append(jobs)
         elif name in {"kubernetes", "containers"} and local:
-            from gpuledger_agent.owners import opened
+            from gpuledger_agent.owners import discovery
 
-            scheduler = opened.BY_NAME[name](where, node)
+            scheduler = discovery.BY_NAME[name](settings)
             if scheduler is not None:
-                found.append(scheduler)
-                describe.append(scheduler.describe)
+                owners.append(scheduler)
+                describers.append(scheduler.describe)
     if isinstance(source, OwnerSource):
-        found.append(source)
+        owners.append(source)
     if "processes" in names and local:
         from gpuledger_agent.owners.processes import ProcessOwners
 
-        found.append(DescribedOwners(ProcessOwners(), describe) if describe else ProcessOwners())
-    return found
+        owners.append(ProcessOwners(describers=describers))
+    return owners

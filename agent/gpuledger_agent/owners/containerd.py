@@ -1,20 +1,25 @@
-"""The containers of a containerd without docker: nerdctl's and ctr's, by containerd's own gRPC services.
+"""The containers of a containerd without docker (nerdctl, ctr), by containerd's own gRPC services.
 
-Its socket has no HTTP; `Tasks/List` names what runs in a namespace, `Containers/Get` tells image, labels and the OCI
-specification (github.com/containerd/containerd api/services). What was given stands in the specification: the hook of
-`--gpus`, device files (CDI), and NVIDIA_VISIBLE_DEVICES under NVIDIA's runtime. A privileged container has every device
-of the node and was given none. The namespace k8s.io is the kubelet's to tell.
+`Tasks/List` names the running containers of a namespace; `Containers/Get` returns image, labels and the OCI
+specification (github.com/containerd/containerd api/services). The devices are in the specification: the hook of
+`--gpus`, device files (CDI), and NVIDIA_VISIBLE_DEVICES under NVIDIA's runtime. A privileged container has the files of
+every device, which assigns none to it. The namespace k8s.io is reported by the kubelet instead.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from gpuledger_agent.owners.containers import ID_DIGITS, MAX_CONTAINERS, Container
+from gpuledger_agent.owners.containers import (
+    ID_DIGITS,
+    MAX_CONTAINERS,
+    Container,
+    device_file_numbers,
+    visible_devices,
+)
 from gpuledger_agent.owners.grpc_unix import call
 from gpuledger_agent.owners.protobuf import BadMessage, Reader, text
 
@@ -22,9 +27,8 @@ _SERVICES = "/containerd.services"
 _KUBERNETES = "k8s.io"
 _HOLDING = frozenset({2, 4, 5})
 """States of a task that runs, is paused, or is being paused."""
-_DEVICE_FILE = re.compile(r"/dev/nvidia(\d+)$")
 _EVERY_DEVICE = frozenset({"/dev/mem", "/dev/kmsg"})
-_NOTHING = frozenset({"", "none", "void"})
+"""Device files that only a privileged container has."""
 
 
 class _Process(msgspec.Struct):
@@ -55,7 +59,7 @@ class _Specification(msgspec.Struct):
 
 
 class Containerd:
-    """Asks one containerd. What a container was given never changes, so each is asked for once."""
+    """Asks one containerd. The devices of a container never change, so each is inspected once."""
 
     def __init__(self, path: Path, timeout_s: float = 2.0) -> None:
         self._path, self._timeout_s = path, timeout_s
@@ -102,32 +106,31 @@ class Containerd:
             else:
                 fields[number] = content
         specification = next((part for number, part in reader.parts(fields.get(5, b"")) if number == 2), b"{}")
-        given = tuple(dict.fromkeys(given_by_specification(specification, b"nvidia" in fields.get(4, b""))))
-        return Container(identity, labels.get("nerdctl/name", identity), text(fields.get(3, b"")), labels, given)
+        devices = tuple(dict.fromkeys(specified_devices(specification, b"nvidia" in fields.get(4, b""))))
+        return Container(identity, labels.get("nerdctl/name", identity), text(fields.get(3, b"")), labels, devices)
 
     def _call(self, method: str, request: bytes = b"", namespace: str | None = None) -> bytes:
         metadata = {} if namespace is None else {"containerd-namespace": namespace}
         return call(self._path, f"{_SERVICES}.{method}", request, timeout_s=self._timeout_s, metadata=metadata)
 
 
-def given_by_specification(content: bytes, nvidia_runtime: bool) -> Iterator[str]:
-    """Names of the devices that an OCI specification gives (JSON). Raises BadMessage."""
+def specified_devices(content: bytes, nvidia_runtime: bool) -> Iterator[str]:
+    """Names of the devices in an OCI specification (JSON). Raises BadMessage."""
     try:
-        seen = msgspec.json.decode(content, type=_Specification)
+        specification = msgspec.json.decode(content, type=_Specification)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadMessage(f"an OCI specification cannot be read: {error}") from error
-    for hook in (*(seen.hooks.prestart or ()), *(seen.hooks.created or ())):
+    for hook in (*(specification.hooks.prestart or ()), *(specification.hooks.created or ())):
         words = hook.args or []
         if any(word.endswith("nvidia-container-cli") for word in words):
             for word in words:
                 if word.startswith("--device="):
                     yield from word.removeprefix("--device=").split(",")
-    paths = [device.path for device in seen.linux.devices or ()]
+    paths = [device.path for device in specification.linux.devices or ()]
     if not _EVERY_DEVICE.intersection(paths):
-        yield from (found[1] for found in map(_DEVICE_FILE.match, paths) if found)
+        yield from device_file_numbers(paths)
     if nvidia_runtime:
-        variables = dict(entry.partition("=")[::2] for entry in seen.process.env or ())
-        yield from (name for name in variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if name not in _NOTHING)
+        yield from visible_devices(specification.process.env or ())
 
 
 def _field(reader: Reader, message: bytes, wanted: int) -> str:

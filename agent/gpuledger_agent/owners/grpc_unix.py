@@ -29,12 +29,12 @@ _CHUNK = 64 * 1024
 
 
 class CallFailed(AgentError):
-    """A call without an answer: nobody listens, too slow, too big, a status other than OK. The sentence says which."""
+    """A call without a usable answer: no listener, too slow, too large, or a status other than OK."""
 
 
 @dataclass
 class _Answer:
-    """What has come of an answer so far; header names and values are those of the response and its trailers."""
+    """An answer as received so far; `headers` are those of the response and its trailers."""
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
@@ -44,72 +44,71 @@ class _Answer:
 def call(
     path: Path, method: str, message: bytes = b"", *, timeout_s: float = 2.0, metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """The answer to `method` (`/package.Service/Method`). Raises CallFailed, never later than `timeout_s`."""
+    """Call `method` (`/package.Service/Method`). Raises CallFailed, after `timeout_s` at the latest."""
     from h2.exceptions import H2Error
 
     until = time.monotonic() + timeout_s
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(timeout_s)
-            line.connect(str(path))
-            return _message(_talk(line, method, message, dict(metadata or {}), until))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+            return _message(_exchange(connection, method, message, dict(metadata or {}), until))
     except TimeoutError as error:
-        raise CallFailed(f"{path}: no whole answer within {timeout_s:g} s") from error
+        raise CallFailed(f"{path}: no complete answer within {timeout_s:g} s") from error
     except OSError as error:
         raise CallFailed(f"{path}: {error.strerror or error}") from error
     except H2Error as error:
-        raise CallFailed(f"{path}: does not speak HTTP/2 as it should: {error or type(error).__name__}") from error
+        raise CallFailed(f"{path}: violates HTTP/2: {error or type(error).__name__}") from error
     except CallFailed as error:
         raise CallFailed(f"{path}: {error}") from error
 
 
-def _talk(line: socket.socket, method: str, message: bytes, metadata: dict[str, str], until: float) -> _Answer:
+def _exchange(
+    connection: socket.socket, method: str, message: bytes, metadata: dict[str, str], until: float
+) -> _Answer:
     from h2.config import H2Configuration
     from h2.connection import H2Connection
 
-    speaker = H2Connection(H2Configuration(client_side=True, header_encoding=None))
-    speaker.initiate_connection()
-    stream = speaker.get_next_available_stream_id()
-    speaker.send_headers(
-        stream,
-        [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", method),
-            (":authority", "localhost"),
-            ("te", "trailers"),
-            ("content-type", "application/grpc"),
-            ("user-agent", "gpuledger-agent"),
-            *metadata.items(),
-        ],
-    )
-    speaker.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
+    http2 = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+    http2.initiate_connection()
+    stream = http2.get_next_available_stream_id()
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+        "user-agent": "gpuledger-agent",
+    }
+    http2.send_headers(stream, [*headers.items(), *metadata.items()])
+    http2.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
     answer = _Answer()
     while not answer.ended:
-        line.settimeout(_left(until))
-        with contextlib.suppress(BrokenPipeError):  # it has said all and closed; what it said can still be read
-            line.sendall(speaker.data_to_send())
-        line.settimeout(_left(until))
-        received = line.recv(_CHUNK)
+        connection.settimeout(_remaining(until))
+        with contextlib.suppress(BrokenPipeError):  # the server has answered and closed; its answer can still be read
+            connection.sendall(http2.data_to_send())
+        connection.settimeout(_remaining(until))
+        received = connection.recv(_CHUNK)
         if not received:
-            raise CallFailed("the connection closed before the answer was whole")
-        for event in speaker.receive_data(received):
-            _take(event, answer, speaker, stream)
+            raise CallFailed("the connection closed before the answer was complete")
+        for event in http2.receive_data(received):
+            _handle(event, answer, http2, stream)
     return answer
 
 
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
+def _remaining(until: float) -> float:
+    remaining = until - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError
-    return left
+    return remaining
 
 
 def _text(part: bytes | str) -> str:
     return part.decode(errors="replace") if isinstance(part, bytes) else part
 
 
-def _take(event: Event, answer: _Answer, speaker: H2Connection, stream: int) -> None:
+def _handle(event: Event, answer: _Answer, http2: H2Connection, stream: int) -> None:
     from h2 import events
 
     if isinstance(event, (events.ResponseReceived, events.TrailersReceived)):
@@ -119,7 +118,7 @@ def _take(event: Event, answer: _Answer, speaker: H2Connection, stream: int) -> 
         if len(answer.body) > MAX_MESSAGE_BYTES + _PREFIX:
             raise CallFailed(f"the answer is larger than {MAX_MESSAGE_BYTES} bytes")
         if event.flow_controlled_length:
-            speaker.acknowledge_received_data(event.flow_controlled_length, stream)
+            http2.acknowledge_received_data(event.flow_controlled_length, stream)
     elif isinstance(event, events.StreamEnded):
         answer.ended = True
     elif isinstance(event, events.StreamReset):
@@ -133,13 +132,13 @@ def _message(answer: _Answer) -> bytes:
         raise CallFailed(f"HTTP status {answer.headers.get(':status')}")
     status = answer.headers.get("grpc-status")
     if status != "0":
-        said = unquote(answer.headers.get("grpc-message", ""))[:200]
-        raise CallFailed(f"gRPC status {status or 'missing'}{': ' + said if said else ''}")
+        reason = unquote(answer.headers.get("grpc-message", ""))[:200]
+        raise CallFailed(f"gRPC status {status or 'missing'}{': ' + reason if reason else ''}")
     if len(answer.body) < _PREFIX:
-        raise CallFailed("the answer holds no message")
+        raise CallFailed("the answer has no message")
     if answer.body[0]:
         raise CallFailed("the message is compressed, which was not asked for")
     size = int.from_bytes(answer.body[1:_PREFIX], "big")
     if size != len(answer.body) - _PREFIX:
-        raise CallFailed(f"the message should have {size} bytes and has {len(answer.body) - _PREFIX}")
+        raise CallFailed(f"the message has {len(answer.body) - _PREFIX} bytes instead of {size}")
     return bytes(answer.body[_PREFIX:])

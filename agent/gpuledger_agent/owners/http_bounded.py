@@ -1,4 +1,4 @@
-"""Reads an HTTP answer within a size and a deadline: the timeout of a socket counts from byte to byte."""
+"""Read an HTTP answer within a size and a deadline: a socket's timeout starts anew with each byte."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _CHUNK = 64 * 1024
 
 
 def read_body(
-    answer: http.client.HTTPResponse, most_bytes: int, until: float, clock: Callable[[], float] = time.monotonic
+    answer: http.client.HTTPResponse, max_bytes: int, until: float, clock: Callable[[], float] = time.monotonic
 ) -> bytes:
-    """The body, or its first `most_bytes` + 1. Raises OSError (TimeoutError past `until`) or HTTPException."""
+    """The body, or its first `max_bytes` + 1. Raises OSError (TimeoutError past `until`) or HTTPException."""
     body = bytearray()
-    while len(body) <= most_bytes:
+    while len(body) <= max_bytes:
         if clock() > until:
             raise TimeoutError("the answer took too long")
-        piece = answer.read1(min(_CHUNK, most_bytes + 1 - len(body)))
+        piece = answer.read1(min(_CHUNK, max_bytes + 1 - len(body)))
         if not piece:
             if answer.length:
                 raise http.client.IncompleteRead(bytes(body), answer.length)

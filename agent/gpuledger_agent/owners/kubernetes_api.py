@@ -1,12 +1,13 @@
-"""What the API server knows of the pods of a node and pod-resources does not: UID, phase, labels, namespace labels.
+"""Facts on a node's pods that pod-resources does not have, from the API server: UID, phase, labels, namespace labels.
 
 `GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token, which is read anew each time because
 the kubelet rotates it. Needs `list` on pods, on namespaces for their labels, and on resourceslices where devices are
-given out by claims.
+allocated by claims.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import ssl
@@ -25,12 +26,12 @@ from gpuledger_common.readings import AgentError
 MAX_PAGE_BYTES = 16 * 1024 * 1024
 MAX_PAGES = 64
 LIST_S = 10.0
-"""The longest that a list may take with all its pages."""
+"""How long a list may take with all its pages."""
 _PAGE = 100
 
 
 class ApiFailed(AgentError):
-    """The API server gave no answer that can be used; the sentence says why."""
+    """The API server gave no usable answer; the message says why."""
 
 
 class NoSuchResource(ApiFailed):
@@ -39,7 +40,7 @@ class NoSuchResource(ApiFailed):
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod as the API server has it. `ended`: its phase is Succeeded or Failed, so that it holds nothing any more."""
+    """A pod as the API server has it. `ended`: its phase is Succeeded or Failed, so it no longer holds anything."""
 
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -72,9 +73,9 @@ class _Device(msgspec.Struct):
 
     @property
     def uuid(self) -> str | None:
-        """What the driver publishes as `uuid`; the v1beta1 API has the attributes one level down."""
+        """The driver's attribute `uuid`; the v1beta1 API has the attributes one level down."""
         attributes = self.attributes or (self.basic.attributes if self.basic is not None else None) or {}
-        return next((one.text for name, one in attributes.items() if name.rpartition("/")[2] == "uuid"), None)
+        return next((value.text for name, value in attributes.items() if name.rpartition("/")[2] == "uuid"), None)
 
 
 class _Pool(msgspec.Struct):
@@ -93,8 +94,8 @@ class _Item(msgspec.Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
-class _Continued(msgspec.Struct):
-    """The list's own metadata."""
+class _ListMetadata(msgspec.Struct):
+    """The metadata of a list: where it continues."""
 
     next: str = msgspec.field(default="", name="continue")
 
@@ -102,13 +103,13 @@ class _Continued(msgspec.Struct):
 Item = TypeVar("Item")
 
 
-class _Page(msgspec.Struct, Generic[Item]):
+class _ListPage(msgspec.Struct, Generic[Item]):
     items: list[Item] | None = None
-    metadata: _Continued = msgspec.field(default_factory=_Continued)
+    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
 
 
 def in_cluster_url() -> str | None:
-    """The API server's address as every pod finds it in its environment; None outside of a cluster."""
+    """The API server's address in the environment of every pod; None outside of a cluster."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         return None
@@ -135,11 +136,11 @@ class ApiServer:
         return {item.metadata.name: item.metadata.labels or {} for item in self._list("/api/v1/namespaces", {}, _Item)}
 
     def pending(self, kind: type[Item]) -> list[Item]:
-        """Every pod of the cluster that has not begun, as far as `kind` reads it. Raises ApiFailed."""
+        """Every pending pod of the cluster, with the fields that `kind` reads. Raises ApiFailed."""
         return list(self._list("/api/v1/pods", {"fieldSelector": "status.phase=Pending"}, kind))
 
     def device_uuids(self, node: str) -> dict[tuple[str, str, str], str]:
-        """UUIDs by (driver, pool, device) of what DRA drivers offer on a node. Raises ApiFailed."""
+        """UUIDs by (driver, pool, device) of the devices that DRA drivers offer on a node. Raises ApiFailed."""
         selector = {"fieldSelector": f"spec.nodeName={node}"}
         try:
             items = list(self._list("/apis/resource.k8s.io/v1/resourceslices", selector, _Item))
@@ -153,40 +154,38 @@ class ApiServer:
         }
 
     def _list(self, path: str, query: Mapping[str, str], kind: type[Item]) -> Iterator[Item]:
-        following, until = "", time.monotonic() + LIST_S
+        next_page, until = "", time.monotonic() + LIST_S
         for _ in range(MAX_PAGES):
-            more = {"continue": following} if following else {}
-            page = self._page(f"{path}?{urlencode({**query, 'limit': str(_PAGE), **more})}", until, kind)
+            position = {"continue": next_page} if next_page else {}
+            page = self._page(f"{path}?{urlencode({**query, 'limit': str(_PAGE), **position})}", until, kind)
             yield from page.items or ()
-            following = page.metadata.next
-            if not following:
+            next_page = page.metadata.next
+            if not next_page:
                 return
         raise ApiFailed(f"{path}: more than {MAX_PAGES} pages")
 
-    def _page(self, target: str, until: float, kind: type[Item]) -> _Page[Item]:
-        path = target.partition("?")[0]
+    def _page(self, target: str, until: float, kind: type[Item]) -> _ListPage[Item]:
+        resource = f"API server {self._url.netloc}{target.partition('?')[0]}"
+        host, port = self._url.hostname or "", self._url.port or 443
         try:
             token = (self._account / "token").read_text(encoding="ascii").strip()
             context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-            line = http.client.HTTPSConnection(
-                self._url.hostname or "", self._url.port or 443, timeout=self._timeout_s, context=context
-            )
-            try:
-                line.request("GET", target, headers={"Authorization": f"Bearer {token}", "Accept": "application/json"})
-                answer = line.getresponse()
+            headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+            connection = http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+            with contextlib.closing(connection):
+                connection.request("GET", target, headers=headers)
+                answer = connection.getresponse()
                 body = read_body(answer, MAX_PAGE_BYTES, until)
-            finally:
-                line.close()
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a token or CA that is none
-            raise ApiFailed(f"API server {self._url.netloc}{path}: {error or type(error).__name__}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed token or CA
+            raise ApiFailed(f"{resource}: {error or type(error).__name__}") from error
         if answer.status == http.client.NOT_FOUND:
-            raise NoSuchResource(f"API server {self._url.netloc}{path}: there is no such resource")
+            raise NoSuchResource(f"{resource}: there is no such resource")
         if answer.status != http.client.OK:
-            raise ApiFailed(f"API server {self._url.netloc}{path}: HTTP status {answer.status}")
+            raise ApiFailed(f"{resource}: HTTP status {answer.status}")
         if len(body) > MAX_PAGE_BYTES:
-            raise ApiFailed(f"API server {self._url.netloc}{path}: the answer is larger than {MAX_PAGE_BYTES} bytes")
+            raise ApiFailed(f"{resource}: the answer is larger than {MAX_PAGE_BYTES} bytes")
         try:
-            page: _Page[Item] = msgspec.json.decode(body, type=_Page[kind])  # type: ignore[valid-type]
+            page: _ListPage[Item] = msgspec.json.decode(body, type=_ListPage[kind])  # type: ignore[valid-type]
             return page
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiFailed(f"API server {self._url.netloc}{path}: {error}") from error
+            raise ApiFailed(f"{resource}: {error}") from error

@@ -1,13 +1,13 @@
-"""Which pod was given which devices: the kubelet's pod-resources API, v1 (GA since Kubernetes 1.28).
+"""The devices allocated to each pod: the kubelet's pod-resources API, v1 (GA since Kubernetes 1.28).
 
-`/v1.PodResourcesLister/List` over the kubelet's unix socket names every pod of the node that holds devices. `Get` asks
-for one pod of which the name is known, and `GetAllocatableResources` lists what could be given out: neither tells more
-of who holds what, so neither is asked. Fields: kubernetes/kubelet pkg/apis/podresources/v1/api.proto; unknown ones are
-skipped, so that newer kubelets are read as well.
+`/v1.PodResourcesLister/List` over the kubelet's unix socket names every pod of the node that holds devices. `Get` (for
+one pod by name) and `GetAllocatableResources` (what could be allocated) say no more about holders and are not called.
+Fields: kubernetes/kubelet pkg/apis/podresources/v1/api.proto; unknown ones are skipped, for newer kubelets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,11 @@ LIST = "/v1.PodResourcesLister/List"
 
 
 @dataclass(frozen=True, slots=True)
-class GivenDevice:
-    """A device that a container was given: by the device plugin (`resource`, `id`), or by a claim (DRA).
+class AllocatedDevice:
+    """A device allocated to a container: by the device plugin (`resource`, `id`), or by a claim (DRA).
 
-    For a claim `resource` is the driver's name, such as gpu.nvidia.com, and `id` the device's name in its pool,
-    such as gpu-0 of `pool`; `cdi` are the names by which the container's runtime knows it.
+    For a claim `resource` is the driver's name, such as gpu.nvidia.com, and `id` the device's name in `pool`, such as
+    gpu-0; `cdi` are its names for the container runtime.
     """
 
     container: str
@@ -34,29 +34,29 @@ class GivenDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenPod:
+class AllocatedPod:
     """A pod with the devices of all its containers."""
 
     namespace: str
     name: str
-    devices: tuple[GivenDevice, ...]
+    devices: tuple[AllocatedDevice, ...]
 
 
-def list_pods(socket_path: Path, timeout_s: float = 2.0) -> tuple[GivenPod, ...]:
-    """The pods of this node that were given devices. Raises CallFailed or BadMessage."""
+def list_pods(socket_path: Path, timeout_s: float = 2.0) -> tuple[AllocatedPod, ...]:
+    """The pods of this node with allocated devices. Raises CallFailed or BadMessage."""
     return read_list(call(socket_path, LIST, timeout_s=timeout_s))
 
 
-def read_list(message: bytes) -> tuple[GivenPod, ...]:
+def read_list(message: bytes) -> tuple[AllocatedPod, ...]:
     """The pods with devices of a ListPodResourcesResponse. Raises BadMessage."""
     reader = Reader()
     pods = (_pod(reader, content) for number, content in reader.parts(message) if number == 1)
     return tuple(pod for pod in pods if pod.devices)
 
 
-def _pod(reader: Reader, message: bytes) -> GivenPod:
+def _pod(reader: Reader, message: bytes) -> AllocatedPod:
     name = namespace = ""
-    devices: list[GivenDevice] = []
+    devices: list[AllocatedDevice] = []
     for number, content in reader.parts(message):
         if number == 1:
             name = text(content)
@@ -64,34 +64,29 @@ def _pod(reader: Reader, message: bytes) -> GivenPod:
             namespace = text(content)
         elif number == 3:
             devices += _container(reader, content)
-    return GivenPod(namespace, name, tuple(devices))
+    return AllocatedPod(namespace, name, tuple(devices))
 
 
-def _container(reader: Reader, message: bytes) -> list[GivenDevice]:
+def _container(reader: Reader, message: bytes) -> list[AllocatedDevice]:
     parts = list(reader.parts(message))
-    name = next((text(content) for number, content in parts if number == 1), "")
-    devices: list[GivenDevice] = []
+    name = _first_text(parts, 1)
+    devices: list[AllocatedDevice] = []
     for number, content in parts:
-        if number == 2:
-            devices += _plugin_devices(reader, content, name)
-        elif number == 5:
-            devices += _claimed_devices(reader, content, name)
+        inner = list(reader.parts(content)) if number in {2, 5} else []
+        if number == 2:  # by the device plugin
+            resource = _first_text(inner, 1)
+            devices += [AllocatedDevice(name, resource, text(part)) for field, part in inner if field == 2]
+        elif number == 5:  # by a claim
+            claim = _first_text(inner, 2)
+            devices += [_claimed(reader, part, name, claim) for field, part in inner if field == 4]
     return devices
 
 
-def _plugin_devices(reader: Reader, message: bytes, container: str) -> list[GivenDevice]:
-    parts = list(reader.parts(message))
-    resource = next((text(content) for number, content in parts if number == 1), "")
-    return [GivenDevice(container, resource, text(content)) for number, content in parts if number == 2]
+def _first_text(parts: Sequence[tuple[int, bytes]], wanted: int) -> str:
+    return next((text(content) for number, content in parts if number == wanted), "")
 
 
-def _claimed_devices(reader: Reader, message: bytes, container: str) -> list[GivenDevice]:
-    parts = list(reader.parts(message))
-    claim = next((text(content) for number, content in parts if number == 2), "")
-    return [_claimed(reader, content, container, claim) for number, content in parts if number == 4]
-
-
-def _claimed(reader: Reader, message: bytes, container: str, claim: str) -> GivenDevice:
+def _claimed(reader: Reader, message: bytes, container: str, claim: str) -> AllocatedDevice:
     driver = pool = device = ""
     cdi: list[str] = []
     for number, content in reader.parts(message):
@@ -103,4 +98,4 @@ def _claimed(reader: Reader, message: bytes, container: str, claim: str) -> Give
             pool = text(content)
         elif number == 4:
             device = text(content)
-    return GivenDevice(container, driver, device, tuple(cdi), claim, pool)
+    return AllocatedDevice(container, driver, device, tuple(cdi), claim, pool)

@@ -1,8 +1,8 @@
 """Owners from processes: who runs on an accelerator, by cgroup (Slurm job, pod, container) and by unix user.
 
-A process is known by (pid, start time), never by pid alone: pids come round again. /proc/PID/cgroup is readable by all;
-the environment of a process, which may hold secrets, is not read. What runs without being allocated is seen here, and
-what is allocated without running is not: that is what the schedulers' sources are for.
+A process is identified by (pid, start time), because pids are reused. /proc/PID/cgroup is readable by all; the
+environment of a process, which may hold secrets, is not read. This source sees use without an allocation; allocation
+without use is seen by the sources of the schedulers.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 _SLURM = re.compile(
     r"^\d+:[^:]*:/(?:.*?/)?(?:slurm[^/]*/uid_\d+|(?:[^/]*_)?slurmstepd\.scope)/job_(\d+)(?:/|$)", re.MULTILINE
 )
-"""v1 `/slurm[_NODE]/uid_U/job_N/step_S`, v2 `/system.slice/[NODE_]slurmstepd.scope/job_N/step_S`, perhaps below a pod's
-cgroup."""
+"""v1 `/slurm[_NODE]/uid_U/job_N/step_S`, v2 `/system.slice/[NODE_]slurmstepd.scope/job_N/step_S`, even inside a pod."""
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})")
-"""A pod's UID; that of a static pod is a hash of 32 digits."""
+"""A pod's UID; a static pod has a hash of 32 digits."""
 _CONTAINER = re.compile(r"/(?:[a-z-]+[-:])?([0-9a-f]{64})(?:\.scope)?(?:/|$)", re.MULTILINE)
-"""What docker, podman, containerd and CRI-O call a container's cgroup: its id, alone or between a prefix and .scope."""
+"""The name of a container's cgroup in docker, podman, containerd and CRI-O: its id, or PREFIX-ID.scope."""
 _USERS_OWN = re.compile(r"/user\.slice(?:/user-(\d+)\.slice)?(?:/.*)?$", re.MULTILINE)
-"""From here on users name cgroups themselves (`systemd-run --user --unit docker-ID`): nobody else's name counts there,
-or one could run on another's account."""
-_KEPT = 4096
+"""Below here users name cgroups themselves (`systemd-run --user --unit docker-ID`): such names are never trusted, or a
+user could run at another's expense."""
+MAX_KNOWN = 4096
 
 
 def workload_of_cgroup(text: str) -> tuple[str, str] | None:
-    """(kind, id) that a /proc/PID/cgroup names: the innermost scheduler that owns the process; None when none does.
+    """Kind and id of the workload in a /proc/PID/cgroup: of the innermost scheduler; None without one.
 
-    A container of a user's own engine (rootless) has the user in its id, `user-1000/ID`: no other's can have that id.
+    A container of a user's own engine (rootless) gets the user into its id, `user-1000/ID`, so that no other container
+    can have that id.
     """
     own = _USERS_OWN.search(text)
     text = _USERS_OWN.sub("/", text)
@@ -60,17 +60,25 @@ def user_name(uid: int) -> str:
 
 
 def _text(path: Path) -> str:
-    """A file of /proc. A process may call itself any bytes (prctl(2)); none of them may hide it, or its neighbours."""
+    """A file of /proc. A process may name itself any bytes (prctl(2)); none of them may hide it or its neighbors."""
     return path.read_bytes().decode(errors="replace")
 
 
 class ProcessOwners:
-    """Looks processes up in /proc and remembers them by (pid, start time)."""
+    """Looks processes up in /proc and caches them by (pid, start time).
+
+    `describers` add what other owner sources know of a workload: a container gets its name and labels.
+    """
 
     name = "processes"
 
-    def __init__(self, proc: Path = Path("/proc"), names: Callable[[int], str] = user_name) -> None:
-        self._proc, self._names = proc, names
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        names: Callable[[int], str] = user_name,
+        describers: Sequence[Callable[[Workload], Workload]] = (),
+    ) -> None:
+        self._proc, self._names, self._describers = proc, names, describers
         self._known: dict[tuple[int, str], Workload] = {}
 
     def holders(
@@ -79,7 +87,7 @@ class ProcessOwners:
         samples: Sequence[Sample],
     ) -> Mapping[str, Sequence[Holder]]:
         """The workloads of the processes on each accelerator; a workload with several processes there counts once."""
-        found: dict[str, Sequence[Holder]] = {}
+        holders: dict[str, Sequence[Holder]] = {}
         for sample in samples:
             workloads: dict[tuple[str, str], Workload] = {}
             for process in sample.processes:
@@ -87,32 +95,37 @@ class ProcessOwners:
                 if workload is not None:
                     workloads.setdefault((workload.kind, workload.id), workload)
             if workloads:
-                found[sample.uuid] = [Holder(workload) for workload in workloads.values()]
-        return found
+                holders[sample.uuid] = [Holder(self._described(workload)) for workload in workloads.values()]
+        return holders
+
+    def _described(self, workload: Workload) -> Workload:
+        for describe in self._describers:
+            workload = describe(workload)
+        return workload
 
     def workload(self, pid: int) -> Workload | None:
-        """The workload of a process; None when it has gone or may not be seen."""
+        """The workload of a process; None when it has ended or is not visible."""
         started = self._start_time(pid)
         if started is None:
             return None
         key = (pid, started)
         workload = self._known.get(key)
         if workload is None:
-            workload = self._look(pid, started)
+            workload = self._read_workload(pid, started)
             if workload is not None:
-                while len(self._known) >= _KEPT:
+                while len(self._known) >= MAX_KNOWN:
                     self._known.pop(next(iter(self._known)))
                 self._known[key] = workload
         return workload
 
     def _start_time(self, pid: int) -> str | None:
-        """Field 22 of /proc/PID/stat, counted from behind the command's closing bracket (proc(5))."""
+        """Field 22 of /proc/PID/stat (proc(5)), counted from the last bracket, because the command may contain some."""
         try:
             return _text(self._proc / str(pid) / "stat").rpartition(")")[2].split()[19]
         except (OSError, IndexError):
             return None
 
-    def _look(self, pid: int, started: str) -> Workload | None:
+    def _read_workload(self, pid: int, started: str) -> Workload | None:
         folder = self._proc / str(pid)
         try:
             status, cgroup = _text(folder / "status"), _text(folder / "cgroup")

@@ -1,7 +1,7 @@
-"""A reader of protobuf messages, as small as our need: it walks fields, skips what it does not know, bounds everything.
+"""A minimal reader of protobuf messages: it walks fields, skips unknown ones, and limits their number.
 
-Wire format: protobuf.dev/programming-guides/encoding. A message is a run of (tag, content); the tag is a varint of
-field number and wire type. Nothing but BadMessage comes out of it, whatever the bytes are.
+Wire format: protobuf.dev/programming-guides/encoding. A message is a sequence of (tag, content); the tag is a varint of
+field number and wire type. Whatever the bytes are, the only exception raised is BadMessage.
 """
 
 from __future__ import annotations
@@ -11,32 +11,34 @@ from collections.abc import Iterator
 from gpuledger_common.readings import AgentError
 
 MAX_FIELDS = 250_000
-"""Fields read of one message with all that is nested in it: ten times what 500 pods with 64 replicas each need."""
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+"""Fields read of one message with everything nested in it: ten times what 500 pods with 64 replicas each need."""
+_VARINT, _BYTES = 0, 2
+_FIXED_SIZES = {1: 8, 5: 4}
+"""Bytes of a fixed-size field by wire type."""
 _VARINT_BYTES = 10
 
 
 class BadMessage(AgentError):
-    """Bytes that are no protobuf message of the kind expected, or more of them than we take."""
+    """The bytes are not a protobuf message of the expected kind, or have too many fields."""
 
 
 class Reader:
-    """Reads one message; the budget of fields is shared by all that is nested in it."""
+    """Reads one message; everything nested in it shares one budget of fields."""
 
-    def __init__(self, most_fields: int = MAX_FIELDS) -> None:
-        self._left = most_fields
+    def __init__(self, max_fields: int = MAX_FIELDS) -> None:
+        self._remaining = max_fields
 
     def parts(self, message: bytes) -> Iterator[tuple[int, bytes]]:
-        """(field number, content) of each field that is a text or a message."""
+        """(field number, content) of each field that is a string or a message."""
         return ((number, content) for number, content in self.fields(message) if isinstance(content, bytes))
 
     def fields(self, message: bytes) -> Iterator[tuple[int, int | bytes]]:
-        """(field number, content) of each number, text and message; fixed words are skipped."""
+        """(field number, content) of each varint, string and message; fixed-size fields are skipped."""
         at = 0
         while at < len(message):
-            self._left -= 1
-            if self._left < 0:
-                raise BadMessage("the message has more fields than are taken")
+            self._remaining -= 1
+            if self._remaining < 0:
+                raise BadMessage("the message has too many fields")
             tag, at = _varint(message, at)
             number, wire = tag >> 3, tag & 7
             if not 0 < number < 1 << 29:
@@ -45,7 +47,9 @@ class Reader:
                 value, at = _varint(message, at)
                 yield number, value
                 continue
-            size, at = _varint(message, at) if wire == _BYTES else (_fixed_size(wire), at)
+            if wire not in {_BYTES, *_FIXED_SIZES}:
+                raise BadMessage(f"wire type {wire} is not known")
+            size, at = _varint(message, at) if wire == _BYTES else (_FIXED_SIZES[wire], at)
             if at + size > len(message):
                 raise BadMessage("the message ends inside a field")
             if wire == _BYTES:
@@ -58,15 +62,7 @@ def text(content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise BadMessage("a text is not UTF-8") from error
-
-
-def _fixed_size(wire: int) -> int:
-    if wire == _FIXED64:
-        return 8
-    if wire == _FIXED32:
-        return 4
-    raise BadMessage(f"wire type {wire} is not known")
+        raise BadMessage("a string is not UTF-8") from error
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

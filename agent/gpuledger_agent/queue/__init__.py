@@ -1,7 +1,7 @@
-"""What waits for GPUs: a scheduler's whole queue at an instant, read once for the cluster and sent to the collector.
+"""The queue for GPUs: the workloads that wait in a scheduler at an instant, read once per cluster and sent.
 
-Only what more GPUs would let begin is a wait: a job that its user holds, that waits for another one, for its hour or
-for its quota is none.
+Only workloads that more GPUs would start are counted: not a job that its user holds, or that waits for another job, for
+its start time or for its quota.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PATH = "/v1/queue"
 TIMEOUT_S = 30.0
 
 
-class QueueUnread(AgentError):
-    """The queue could not be read or handed over; the sentence says why."""
+class QueueFailed(AgentError):
+    """The queue could not be read or sent; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """One workload that waits: GPUs asked for (a MIG instance by its part), and since when (unix seconds)."""
+class QueuedWorkload:
+    """A waiting workload: the GPUs it requests (a MIG instance as a fraction), and since when (unix seconds)."""
 
     workload_id: str
     gpus: float
@@ -41,44 +41,43 @@ class Waiting:
     submitted: float | None = None
 
 
-def reading(source: str, at_s: float, waiting: Sequence[Waiting]) -> dict[str, object]:
+def report(source: str, at_s: float, waiting: Sequence[QueuedWorkload]) -> dict[str, object]:
     """The body of POST /v1/queue."""
-    return {"source": source, "at": at_s, "waiting": [asdict(one) for one in waiting]}
+    return {"source": source, "at": at_s, "waiting": [asdict(workload) for workload in waiting]}
 
 
-class _NoOtherAddress(urllib.request.HTTPRedirectHandler):
-    """A redirection would take the token to wherever it points."""
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Does not follow redirections, which would send the token to another address."""
 
     def redirect_request(self, *_: object) -> None:
-        """None: it is an answer like others that are not a collector's."""
+        """Never: a redirection is not a collector's answer."""
 
 
 def send(body: dict[str, object], url: str, token_file: Path | None = None, ca_file: Path | None = None) -> str:
-    """Hand a reading over; the collector's answer in words. Raises QueueUnread."""
+    """Send a report; returns the status in the collector's answer. Raises QueueFailed."""
     headers = {"Content-Type": "application/json"}
     try:
         if token_file is not None:
             token = token_file.read_text().strip()
-            if not (token.isascii() and token.isprintable()):  # http.client would quote it in its sentence
-                raise QueueUnread(f"{token_file} holds more than a token")
+            if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
+                raise QueueFailed(f"{token_file} holds more than a token")
             headers["Authorization"] = f"Bearer {token}"
         request = urllib.request.Request(url.rstrip("/") + PATH, json.dumps(body).encode(), headers)  # noqa: S310
         context = ssl.create_default_context(cafile=str(ca_file)) if ca_file is not None else None
-        opener = urllib.request.build_opener(_NoOtherAddress, urllib.request.HTTPSHandler(context=context))
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            told = json.loads(answer.read(65_536))
+        opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
+        with opener.open(request, timeout=TIMEOUT_S) as response:
+            answer = json.loads(response.read(65_536))
     except urllib.error.HTTPError as error:
-        raise QueueUnread(f"{url}{PATH}: HTTP status {error.code}: {_said(error)}") from error
+        raise QueueFailed(f"{url}{PATH}: HTTP status {error.code}: {_error_body(error)}") from error
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        said = escape_text(str(getattr(error, "reason", None) or error).strip())
-        raise QueueUnread(f"{url}{PATH}: {said or type(error).__name__}") from error
-    if not isinstance(told, dict):
-        raise QueueUnread(f"{url}{PATH}: the answer is not a collector's")
-    return str(told.get("status", ""))
+        reason = escape_text(str(getattr(error, "reason", None) or error).strip())
+        raise QueueFailed(f"{url}{PATH}: {reason or type(error).__name__}") from error
+    if not isinstance(answer, dict):
+        raise QueueFailed(f"{url}{PATH}: the answer is not a collector's")
+    return str(answer.get("status", ""))
 
 
-def _said(error: urllib.error.HTTPError) -> str:
-    """What a refusal says."""
+def _error_body(error: urllib.error.HTTPError) -> str:
     with contextlib.suppress(OSError, http.client.HTTPException):
         return escape_text(error.read(2_000).decode(errors="replace").strip())
     return ""

@@ -1,8 +1,8 @@
-"""Pending jobs of Slurm with the GPUs that they ask for, by `squeue`.
+"""Pending jobs of Slurm with the GPUs that they request, by `squeue`.
 
-What a pending job asks for stands in TRES where the cluster counts `gres/gpu` (AccountingStorageTRES), else in the
-options that it was submitted with: per job, per node, per task. Shards and MIG profiles are no whole GPUs and are left
-out unless TRES tells GPUs.
+A pending job's request is in TRES where the cluster counts `gres/gpu` (AccountingStorageTRES), else in the options that
+it was submitted with: per job, per node, per task. Shards and MIG profiles are not GPUs and are left out unless TRES
+contains GPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from gpuledger_agent.owners.slurm import tags_of
-from gpuledger_agent.queue import QueueUnread, Waiting
+from gpuledger_agent.queue import QueuedWorkload, QueueFailed
 
 FIELDS = (
     ("JobArrayID", 40),
@@ -40,7 +40,7 @@ COMMAND = (
     "--Format=" + ",".join(f"{name}:{width}|" for name, width in FIELDS),
 )
 TIMEOUT_S = 60
-MOST_BYTES = 256 * 1024 * 1024
+MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 NOT_FOR_GPUS = frozenset(
     {
         "JobHeldUser",
@@ -57,95 +57,93 @@ NOT_FOR_GPUS = frozenset(
         "Licenses",
     }
 )
-"""Reasons that no further GPU cures; limits of accounts and QOS begin with these words besides."""
+"""Reasons for waiting that another GPU would not remove."""
 LIMITS = ("Assoc", "QOS", "MaxJobs", "PartitionNodeLimit", "PartitionTimeLimit", "NodeDown")
+"""Beginnings of the reasons that name limits of accounts, QOS and partitions."""
 _TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)")
 _NUMBER = re.compile(r"(\d+)(K?)")
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z_][^:,=(]*))?(?:[:=](\d+))?(?:\(.*\))?")
 
 
-def pending(environment: Mapping[str, str] | None = None, command: Sequence[str] = COMMAND) -> list[Waiting]:
-    """The jobs that wait for GPUs. Raises QueueUnread when squeue does not answer."""
-    told = {**(os.environ if environment is None else environment), "TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
+def pending(pool: str = "", command: Sequence[str] = COMMAND) -> list[QueuedWorkload]:
+    """The jobs that wait for GPUs, in `pool`, else in that of their partition. Raises QueueFailed if squeue fails."""
+    variables = {**os.environ, "TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(
-            command, env=told, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+            command, env=variables, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
         )
     except FileNotFoundError:
-        raise QueueUnread(f"{command[0]} is not installed here: run this on a node of the cluster") from None
+        raise QueueFailed(f"{command[0]} is not installed here: run this on a node of the cluster") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise QueueUnread(f"{command[0]}: {error}") from error
+        raise QueueFailed(f"{command[0]}: {error}") from error
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no word of why"])[-1]
-        raise QueueUnread(f"{command[0]} ended with {done.returncode}: {last}")
-    return waiting_of(done.stdout[:MOST_BYTES])
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise QueueFailed(f"{command[0]} ended with {done.returncode}: {last}")
+    return parse_squeue(done.stdout[:MAX_OUTPUT_BYTES], pool)
 
 
-def waiting_of(text: str) -> list[Waiting]:
-    """What squeue printed, as waits; a line of a comment that went over several is none."""
-    found = []
+def parse_squeue(text: str, pool: str = "") -> list[QueuedWorkload]:
+    """The waiting workloads in squeue's output; further lines of a multi-line comment are ignored."""
+    waiting = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|", len(FIELDS) - 1)]
         if len(cells) < len(FIELDS):
             continue
-        told = dict(zip((name for name, _ in FIELDS), cells, strict=True))
-        gpus, model = gpus_of(told)
-        if gpus and waits_for_gpus(told["Reason"]):
-            tags = tags_of({"comment": told["Comment"].rstrip("|"), "account": told["Account"]})
-            found.append(
-                Waiting(
-                    workload_id=told["JobArrayID"],
+        job = dict(zip((name for name, _ in FIELDS), cells, strict=True))
+        gpus, model = gpus_of(job)
+        if gpus and waits_for_gpus(job["Reason"]):
+            tags = tags_of({"comment": job["Comment"].rstrip("|"), "account": job["Account"]})
+            waiting.append(
+                QueuedWorkload(
+                    workload_id=job["JobArrayID"],
                     gpus=float(gpus),
-                    pool=told["Partition"].partition(",")[0],
+                    pool=pool or job["Partition"].partition(",")[0],
                     gpu_model=model,
                     team=tags.get("team", ""),
-                    user=told["UserName"],
-                    account=told["Account"],
-                    submitted=_seconds(told["SubmitTime"]),
+                    user=job["UserName"],
+                    account=job["Account"],
+                    submitted=_seconds(job["SubmitTime"]),
                 )
             )
-    return found
+    return waiting
 
 
 def waits_for_gpus(reason: str) -> bool:
-    """Whether a job with this reason could begin if there were more GPUs."""
+    """Whether a job with this reason could start if there were more GPUs."""
     return reason not in NOT_FOR_GPUS and not reason.startswith(LIMITS)
 
 
-def gpus_of(told: Mapping[str, str]) -> tuple[int, str]:
-    """GPUs that a pending job asks for and their type where it names one, from squeue's fields."""
-    tres = _TRES.findall(told["tres-alloc"])
-    typed = [(kind, int(count)) for kind, count in tres if kind]
-    whole = [int(count) for kind, count in tres if not kind]
-    if tres:
-        return (whole[0] if whole else sum(count for _, count in typed)), typed[0][0] if len(typed) == 1 else ""
-    for name, times in (
-        ("tres-per-job", "1"),
-        ("tres-per-node", told["NumNodes"]),
-        ("tres-per-task", told["NumTasks"]),
-    ):
-        count, model = _asked(told[name])
+def gpus_of(job: Mapping[str, str]) -> tuple[int, str]:
+    """GPUs that a pending job requests, and their model if it names one, from squeue's fields."""
+    tres = _TRES.findall(job["tres-alloc"])
+    typed = [(model, int(count)) for model, count in tres if model]
+    untyped = [int(count) for model, count in tres if not model]
+    if tres:  # the untyped entry is the total of the typed ones
+        return (untyped[0] if untyped else sum(count for _, count in typed)), typed[0][0] if len(typed) == 1 else ""
+    multiples = {"tres-per-job": "1", "tres-per-node": job["NumNodes"], "tres-per-task": job["NumTasks"]}
+    for name, multiple in multiples.items():
+        count, model = _parse_gres(job[name])
         if count:
-            return count * _times(times), model
+            return count * _lower_bound(multiple), model
     return 0, ""
 
 
-def _times(text: str) -> int:
-    """How many nodes or tasks, at the least: `2-4` is two, and squeue writes 1,024 nodes as `1K`."""
-    found = _NUMBER.match(text)
-    return max(1, int(found[1]) * (1024 if found[2] else 1)) if found else 1
+def _lower_bound(text: str) -> int:
+    """The least number of nodes or tasks: `2-4` is two, and squeue writes 1,024 nodes as `1K`."""
+    match = _NUMBER.match(text)
+    return max(1, int(match[1]) * (1024 if match[2] else 1)) if match else 1
 
 
-def _asked(text: str) -> tuple[int, str]:
-    """GPUs of `gres:gpu:h100:2` and its likes, several by comma; a bare `gpu` is one."""
-    parts = [_GRES.fullmatch(part.strip()) for part in text.split(",")]
-    found = [(part[1] or "", int(part[2] or 1)) for part in parts if part]
-    models = {kind for kind, _ in found if kind}
-    return sum(count for _, count in found), models.pop() if len(models) == 1 else ""
+def _parse_gres(text: str) -> tuple[int, str]:
+    """Count and model of entries such as `gres:gpu:h100:2`, separated by commas; a bare `gpu` is one."""
+    matches = [_GRES.fullmatch(part.strip()) for part in text.split(",")]
+    entries = [(match[1] or "", int(match[2] or 1)) for match in matches if match]
+    models = {model for model, _ in entries if model}
+    return sum(count for _, count in entries), models.pop() if len(models) == 1 else ""
 
 
 def _seconds(text: str) -> float | None:
-    """Unix seconds of a number or of Slurm's own form in UTC; None for what is neither."""
+    """Unix seconds of a number or of Slurm's time format in UTC; None for anything else."""
     if text.isdecimal():
         return float(text)
     try:

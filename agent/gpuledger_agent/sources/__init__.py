@@ -1,17 +1,24 @@
-"""Where samples come from: nvml, dcgm, replay, simulated."""
+"""Sources of samples: nvml, dcgm, simulated, replay."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpuledger_common.readings import Source, SourceUnavailable
 
-NAMES = ("nvml", "dcgm", "simulated", "replay")
+if TYPE_CHECKING:
+    from gpuledger_agent.settings import Settings
+
+SOURCES = ("nvml", "dcgm", "simulated", "replay")
 
 
-def open_source(
-    name: str, target: str | None, *, node: str, seed: int = 7, given_back_ms: int = 0, patient: bool = True
-) -> Source:
-    """A source by name, not yet opened. One that is not `patient` waits a few seconds for a driver that starts, not a
-    minute: its `open` is called again soon. Raises SourceUnavailable for an unknown name or a lacking target."""
+def open_source(settings: Settings, patient: bool = True) -> Source:
+    """Create the source that the settings name; its `open` is not called yet.
+
+    One that is not `patient` waits a few seconds, not a minute, for a driver that starts: its `open` is retried soon.
+    Raises SourceUnavailable for an unknown name or a missing target.
+    """
+    name = settings.source
     if name == "nvml":
         from gpuledger_agent.sources.nvml import IMPATIENT_S, NvmlSource
 
@@ -19,15 +26,15 @@ def open_source(
     if name == "simulated":
         from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 
-        return SimulatedSource(Fleet(seed, given_back_ms), node)
-    if target is None:
+        return SimulatedSource(Fleet(settings.seed, settings.given_back_ms), settings.node_name)
+    if name not in SOURCES:
+        raise SourceUnavailable(f"there is no source {name!r}; choose from {', '.join(SOURCES)}")
+    if not settings.target:
         raise SourceUnavailable(f"source {name} needs --target: an address or a file")
     if name == "dcgm":
         from gpuledger_agent.sources.dcgm import DcgmSource
 
-        return DcgmSource(target)
-    if name == "replay":
-        from gpuledger_agent.sources.replay import ReplaySource
+        return DcgmSource(settings.target)
+    from gpuledger_agent.sources.replay import ReplaySource
 
-        return ReplaySource(target)
-    raise SourceUnavailable(f"there is no source {name!r}; choose from {', '.join(NAMES)}")
+    return ReplaySource(settings.target)

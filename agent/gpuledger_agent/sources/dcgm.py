@@ -1,4 +1,4 @@
-"""An existing dcgm-exporter as a source, and the pod and job labels on its lines as owners."""
+"""A running dcgm-exporter as a source, and the pod and job labels on its lines as owners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpuledger_common.dcgm_page import Page, judged, parse
+from gpuledger_common.dcgm_page import DcgmPage, page_health, parse
 from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable
 
 TIMEOUT_S = 5.0
@@ -16,7 +16,7 @@ MAX_PAGE_BYTES = 32 * 1024 * 1024
 
 
 def fetch(target: str) -> str:
-    """The text of an address or a file. Raises SourceUnavailable with a sentence."""
+    """The text of an address or a file. Raises SourceUnavailable."""
     if not target.startswith(("http://", "https://")):
         try:
             return Path(target).read_text(encoding="utf-8", errors="replace")
@@ -32,15 +32,15 @@ def fetch(target: str) -> str:
 
 
 class DcgmSource:
-    """Reads the page at each tick; it is the owner source of the labels too."""
+    """Reads the page at each tick; also an owner source, by the labels."""
 
     name = "dcgm"
 
     def __init__(self, target: str, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._target, self._monotonic_ns = target, monotonic_ns
-        self._page: Page | None = None
+        self._page: DcgmPage | None = None
 
-    def _read_page(self) -> Page:
+    def _read_page(self) -> DcgmPage:
         try:
             self._page = parse(fetch(self._target))
         except ValueError as error:
@@ -50,16 +50,17 @@ class DcgmSource:
     def open(self) -> Inventory:
         """The accelerators on the page."""
         page = self._read_page()
-        drivers = {entry.driver for entry in page.seen.values() if entry.driver}
-        accelerators = [entry.accelerator for entry in page.seen.values()]
+        drivers = {entry.driver for entry in page.accelerators.values() if entry.driver}
+        accelerators = [entry.accelerator for entry in page.accelerators.values()]
         return Inventory(min(drivers, default=None), accelerators, page.problems)
 
     def read(self, tiers: Iterable[str]) -> Sequence[Sample]:  # noqa: ARG002 - the exporter has one cadence
-        """A sample of every accelerator on the page. Raises SourceUnavailable while the exporter is away."""
+        """A sample of every accelerator on the page. Raises SourceUnavailable while the exporter does not answer."""
         page = self._read_page()
         now_ns = self._monotonic_ns()
         return [
-            Sample(uuid, now_ns, dict(entry.values), {}, (), judged(entry.values)) for uuid, entry in page.seen.items()
+            Sample(uuid, now_ns, dict(entry.values), {}, (), page_health(entry.values))
+            for uuid, entry in page.accelerators.items()
         ]
 
     def holders(
@@ -67,15 +68,15 @@ class DcgmSource:
         accelerators: Sequence[Accelerator],  # noqa: ARG002
         samples: Sequence[Sample],  # noqa: ARG002
     ) -> Mapping[str, Sequence[Holder]]:
-        """Who the labels of the last page name; several pods on one device share it equally."""
+        """The workloads in the labels of the last page; several pods on one device share it equally."""
         if self._page is None:
             return {}
         return {
             uuid: [Holder(workload) for workload in entry.owners.values()]
-            for uuid, entry in self._page.seen.items()
+            for uuid, entry in self._page.accelerators.items()
             if entry.owners
         }
 
     def close(self) -> None:
-        """Forgets the page."""
+        """Forget the page."""
         self._page = None

@@ -1,9 +1,8 @@
-"""A believable fleet, as a pure function of seed and time.
+"""A simulated fleet as a pure function of seed and time.
 
-Problem: a demo's month must pass in seconds, its live part must go on from there, and a test must know the truth.
-Idea: accelerators that are scheduled together form a *lane*; time is cut into blocks of four days, and the workloads of
-one lane in one block come from a random generator seeded with just these. So the state at any instant is known
-without a look at the instants before it, and in any order.
+A demo's month must pass in seconds and continue live, and a test must know the truth. So accelerators that are
+scheduled together form a *lane*, time is cut into blocks of four days, and the workloads of a lane in a block come from
+a random generator seeded with just these. The state at any instant is then known without the instants before it.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
+from gpuledger_common.meter import HOUR_MS
 from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 
-HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 BLOCK_MS = 4 * DAY_MS
 """Jobs end with their block at the latest: demand falls at each fourth midnight (UTC), as `simulate --story` says."""
@@ -40,7 +39,7 @@ MODELS: dict[str, tuple[str, int, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Accelerators of a node that are given to one workload at a time, and what kind of workloads those are."""
+    """Accelerators of a node that one workload holds at a time, and the kind of these workloads."""
 
     name: str
     shape: Shape
@@ -51,7 +50,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the fleet with its accelerators, by slot."""
+    """A node of the fleet; a lane refers to its accelerators by position (slot)."""
 
     name: str
     model: str
@@ -68,13 +67,15 @@ class Hold:
     workload: Workload
     shape: Shape
     begun_ms: int | None = None
-    """When it truly began, where a block cut it; None: at its start."""
+    """When it really began, where a block cut it; None: at its start."""
 
 
 _FOUNDATION = (("foundation", "llm-pretrain"), ("foundation", "rlhf"))
 _VISION = (("vision", "segmentation-v3"), ("vision", "video-gen"), ("foundation", "rlhf"))
 _RESEARCH = (("vision", "segmentation-v3"), ("speech", "asr-large"), ("nlp", "retrieval"), ("", ""))
-_LAYOUT: tuple[tuple[str, str, int, tuple[tuple[Shape, tuple[int, ...], tuple[tuple[str, str], ...]], ...]], ...] = (
+LaneLayout = tuple[Shape, tuple[int, ...], tuple[tuple[str, str], ...]]
+"""Shape, slots, and the (team, project) pairs of its workloads."""
+_LAYOUT: tuple[tuple[str, str, int, tuple[LaneLayout, ...]], ...] = (
     ("h100-01", "h100", 8, (("training", tuple(range(8)), _FOUNDATION),)),
     ("h100-02", "h100", 8, (("training", (0, 1, 2, 3), _VISION), ("training", (4, 5, 6, 7), _FOUNDATION))),
     (
@@ -143,10 +144,10 @@ STUCK_GPU = ("l40s-01", 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """Something that goes wrong again and again: one workload that takes these lanes (node, first slot) for a time."""
+class Incident:
+    """A recurring incident: one workload that holds these lanes (node, first slot) for a time in each cycle."""
 
-    places: tuple[tuple[str, int], ...]
+    lanes: tuple[tuple[str, int], ...]
     cycle_ms: int
     start_ms: int
     length_ms: int
@@ -155,18 +156,18 @@ class Story:
     team: str
     project: str
     name: str
-    said: str
+    description: str
     run_ms: int = 0
-    """So long each run of it takes before the next begins; 0: it is one run."""
+    """Length of each of its runs; 0: it is one run."""
 
     def runs(self, begin_ms: int) -> Iterator[tuple[int, int]]:
-        """From when to when each of its runs goes, in the cycle that begins then."""
+        """Start and end of each run, in the cycle in which it begins at `begin_ms`."""
         end_ms = begin_ms + self.length_ms
         for start_ms in range(begin_ms, end_ms, self.run_ms or self.length_ms):
             yield start_ms, min(end_ms, start_ms + (self.run_ms or self.length_ms))
 
 
-RUNAWAY = Story(
+RUNAWAY = Incident(
     (("a100-02", 6), ("a100-02", 7), ("l40s-01", 0)),
     18 * DAY_MS,
     6 * DAY_MS + 13 * HOUR_MS,
@@ -176,9 +177,9 @@ RUNAWAY = Story(
     "data",
     "nightly-index",
     "reindex-all-retry",
-    "a runaway: reindex-all-retry of data goes on for two days on every card it gets",
+    "a runaway: reindex-all-retry of data runs for two days on every card it gets",
 )
-FORGOTTEN = Story(
+FORGOTTEN = Incident(
     (("a100-01", 5),),
     9 * DAY_MS,
     4 * DAY_MS + 14 * HOUR_MS,
@@ -190,7 +191,7 @@ FORGOTTEN = Story(
     "retrieval-notebook",
     "a forgotten notebook: retrieval-notebook of nlp stays open",
 )
-WEEKEND = Story(
+WEEKEND = Incident(
     (("a100-02", 2),),
     14 * DAY_MS,
     8 * DAY_MS + 18 * HOUR_MS,
@@ -202,7 +203,7 @@ WEEKEND = Story(
     "weekend-hold",
     "a weekend: weekend-hold of nlp holds two cards and uses none",
 )
-STORM = Story(
+STORM = Incident(
     (("l40s-01", 2),),
     19 * DAY_MS,
     11 * DAY_MS + 7 * HOUR_MS,
@@ -212,12 +213,12 @@ STORM = Story(
     "speech",
     "asr-large",
     "asr-eval",
-    "a retry storm: asr-eval of speech fails after minutes and is started again, 54 times",
+    "a retry storm: asr-eval of speech fails after minutes and is restarted, 54 times",
     10 * 60_000,
 )
-STORIES = (RUNAWAY, FORGOTTEN, WEEKEND, STORM)
-"""A job that goes on for two days on every card it gets, a notebook that somebody left open, two cards that are held
-from Friday 18:00 to Monday 08:00 UTC and not used, and a job that fails after minutes and is started again and again.
+INCIDENTS = (RUNAWAY, FORGOTTEN, WEEKEND, STORM)
+"""A job that runs for two days on every card it gets, a notebook left open, two cards held unused from Friday 18:00 to
+Monday 08:00 UTC, and a job that fails after minutes and is restarted again and again.
 
 Day 0 of unix time was a Thursday.
 """
@@ -232,10 +233,10 @@ FAULTS = (
     (
         STUCK_FROM,
         STUCK_UNTIL,
-        f"GPU {STUCK_GPU[1]} of {STUCK_GPU[0]} says 100 % while nobody holds it: a stuck counter",
+        f"GPU {STUCK_GPU[1]} of {STUCK_GPU[0]} shows 100 % while nobody holds it: a stuck counter",
     ),
 )
-"""Faults of every CYCLE_MS, by when they begin and end in it."""
+"""Faults of every CYCLE_MS: start and end within the cycle, and a description."""
 
 
 def hash_uuid(*parts: object) -> str:
@@ -247,11 +248,11 @@ def hash_uuid(*parts: object) -> str:
 
 @dataclass
 class Fleet:
-    """The whole fleet of a seed."""
+    """The fleet of a seed."""
 
     seed: int = 7
     given_back_ms: int = 0
-    """From then on nobody holds the lanes of reservations; 0: they are held for ever."""
+    """From this instant on nobody holds the lanes of reservations; 0: they are held forever."""
     nodes: tuple[Node, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -261,118 +262,105 @@ class Fleet:
         self._starts = lru_cache(maxsize=4096)(self._make_starts)
 
     def node(self, name: str) -> Node:
-        """The node of this name; another name gets the first node's make-up and workloads of its own."""
+        """The node of this name; an unknown name gets the first node's layout and workloads of its own."""
         known = self._by_name.get(name)
         return known if known is not None else self._node(name, *_LAYOUT[0][1:])
 
-    def _node(self, name: str, model: str, gpus: int, lanes: tuple[tuple[Shape, tuple[int, ...], object], ...]) -> Node:
+    def _node(self, name: str, model: str, gpus: int, lanes: tuple[LaneLayout, ...]) -> Node:
         title, memory, _, _ = MODELS[model]
+        uuids = [f"GPU-{hash_uuid(self.seed, name, slot)}" for slot in range(gpus)]
         accelerators = [
-            Accelerator(
-                f"GPU-{hash_uuid(self.seed, name, slot)}",
-                f"GPU-{hash_uuid(self.seed, name, slot)}",
-                slot,
-                title,
-                None,
-                WHOLE_GPU,
-                memory,
-                f"00000000:{0x10 + slot:02X}:00.0",
-            )
-            for slot in range(gpus)
+            Accelerator(uuid, uuid, slot, title, None, WHOLE_GPU, memory, f"00000000:{0x10 + slot:02X}:00.0")
+            for slot, uuid in enumerate(uuids)
         ]
-        if name == "a100-01":
-            parent = f"GPU-{hash_uuid(self.seed, name, gpus)}"
-            accelerators += [
-                Accelerator(
-                    f"MIG-{hash_uuid(self.seed, name, profile)}",
-                    parent,
-                    gpus,
-                    title,
-                    profile,
-                    share,
-                    size * GIB,
-                    f"00000000:{0x10 + gpus:02X}:00.0",
-                )
-                for profile, share, size in _MIG
-            ]
-        made = tuple(
-            Lane(f"{name}/{position}", shape, slots, teams, 2 if (name, slots[0]) == SHARED_LANE else 1)  # type: ignore[arg-type]
-            for position, (shape, slots, teams) in enumerate(lanes)
+        if name == "a100-01":  # one more device, divided into MIG instances
+            device, bus = f"GPU-{hash_uuid(self.seed, name, gpus)}", f"00000000:{0x10 + gpus:02X}:00.0"
+            for profile, share, size in _MIG:
+                uuid = f"MIG-{hash_uuid(self.seed, name, profile)}"
+                accelerators.append(Accelerator(uuid, device, gpus, title, profile, share, size * GIB, bus))
+        return Node(
+            name,
+            model,
+            tuple(accelerators),
+            tuple(
+                Lane(f"{name}/{position}", shape, slots, teams, 2 if (name, slots[0]) == SHARED_LANE else 1)
+                for position, (shape, slots, teams) in enumerate(lanes)
+            ),
         )
-        return Node(name, model, tuple(accelerators), made)
 
-    def chronicle(self, start_ms: int, end_ms: int) -> list[tuple[int, int, str]]:
-        """What is out of the ordinary between two instants: from when, until when (unix ms), and what, by time."""
-        found = [
-            (begin, begin + story.length_ms, story.said)
-            for story in STORIES
-            for begin in _recurring(story.cycle_ms, story.start_ms, start_ms, end_ms)
+    def incidents(self, start_ms: int, end_ms: int) -> list[tuple[int, int, str]]:
+        """Incidents and faults between two instants: start, end (unix ms) and description, in order of time."""
+        entries = [
+            (begin, begin + incident.length_ms, incident.description)
+            for incident in INCIDENTS
+            for begin in _recurring(incident.cycle_ms, incident.start_ms, start_ms, end_ms)
         ]
-        for from_ms, until_ms, sentence in FAULTS:
-            found += [
-                (begin, begin + until_ms - from_ms, sentence)
+        for from_ms, until_ms, description in FAULTS:
+            entries += [
+                (begin, begin + until_ms - from_ms, description)
                 for begin in _recurring(CYCLE_MS, from_ms, start_ms, end_ms)
             ]
         if start_ms < self.given_back_ms < end_ms:
-            found.append((self.given_back_ms, end_ms, "the reservation sim2real of robotics is given back"))
-        return sorted((max(begin, start_ms), min(end, end_ms), said) for begin, end, said in found if end > start_ms)
+            entries.append((self.given_back_ms, end_ms, "the reservation sim2real of robotics is released"))
+        return sorted((max(begin, start_ms), min(end, end_ms), text) for begin, end, text in entries if end > start_ms)
 
     def holds(self, lane: Lane, at_ms: int) -> tuple[Hold, ...]:
-        """Everything that holds the lane in the block of an instant, ascending and disjoint."""
+        """The holds of the lane in the block of an instant, ascending and disjoint."""
         return self._holds(lane, at_ms // BLOCK_MS)
 
     def holding(self, lane: Lane, at_ms: int) -> Hold | None:
-        """What holds the lane at an instant."""
+        """The hold of the lane at an instant."""
         block = at_ms // BLOCK_MS
-        at = bisect_right(self._starts(lane, block), at_ms) - 1
-        if at < 0:
+        position = bisect_right(self._starts(lane, block), at_ms) - 1
+        if position < 0:
             return None
-        found = self._holds(lane, block)[at]
-        return found if at_ms < found.end_ms else None
+        hold = self._holds(lane, block)[position]
+        return hold if at_ms < hold.end_ms else None
 
     def _make_starts(self, lane: Lane, block: int) -> list[int]:
         return [hold.start_ms for hold in self._holds(lane, block)]
 
     def _make_holds(self, lane: Lane, block: int) -> tuple[Hold, ...]:
-        chance = random.Random(f"{self.seed}/{lane.name}/{block}")
-        spans = self._kept(lane, _SPANS[lane.shape](chance, block * BLOCK_MS))
-        holds = [self._hold(lane, block, number, span, chance) for number, span in enumerate(spans)]
-        for told in _told(lane, block):
-            before = [_until(hold, told.start_ms) for hold in holds if hold.start_ms < told.start_ms]
-            holds = [*before, told, *(hold for hold in holds if hold.start_ms >= told.end_ms)]
+        rng = random.Random(f"{self.seed}/{lane.name}/{block}")
+        periods = self._until_released(lane, _PERIODS[lane.shape](rng, block * BLOCK_MS))
+        holds = [self._hold(lane, block, number, period, rng) for number, period in enumerate(periods)]
+        for incident in _incident_holds(lane, block):
+            before = [
+                replace(hold, end_ms=min(hold.end_ms, incident.start_ms))
+                for hold in holds
+                if hold.start_ms < incident.start_ms
+            ]
+            holds = [*before, incident, *(hold for hold in holds if hold.start_ms >= incident.end_ms)]
         return tuple(holds)
 
-    def _kept(self, lane: Lane, spans: Spans) -> Spans:
-        """The spans, a reservation's only until it was given back."""
-        for start_ms, end_ms in spans:
+    def _until_released(self, lane: Lane, periods: Periods) -> Periods:
+        """The periods; those of a reservation end when it is given back."""
+        for start_ms, end_ms in periods:
             until = min(end_ms, self.given_back_ms) if lane.shape == "reserved" and self.given_back_ms else end_ms
             if start_ms < until:
                 yield start_ms, until
 
-    def _hold(self, lane: Lane, block: int, number: int, span: tuple[int, int], chance: random.Random) -> Hold:
-        team, project = lane.teams[chance.randrange(len(lane.teams))]
-        user = _USERS[chance.randrange(len(_USERS))]
+    def _hold(self, lane: Lane, block: int, number: int, period: tuple[int, int], rng: random.Random) -> Hold:
+        team, project = lane.teams[rng.randrange(len(lane.teams))]
+        user = _USERS[rng.randrange(len(_USERS))]
         external = str(100_000 + zlib.crc32(f"{lane.name}/{block}/{number}".encode()) % 900_000)
         tags = {"team": team, "project": project} if team else {}
         if lane.shape in {"training", "research"} and team:
-            tags["experiment"] = f"exp-{chance.randrange(10, 99)}"
+            tags["experiment"] = f"exp-{rng.randrange(10, 99)}"
         name = f"{project or 'adhoc'}-{lane.shape}"
-        return Hold(*span, Workload(external, "simulated", user, team or None, name, tags), lane.shape)
+        return Hold(*period, Workload(external, "simulated", user, team or None, name, tags), lane.shape)
 
     def failed(self, node: str, slot: int, at_ms: int) -> bool:
         """Whether this GPU is off the bus: half a day in every four weeks."""
-        inside = at_ms % CYCLE_MS
-        return (node, slot) == FAILED_GPU and FAILED_FROM <= inside < FAILED_UNTIL
+        return (node, slot) == FAILED_GPU and FAILED_FROM <= at_ms % CYCLE_MS < FAILED_UNTIL
 
     def stuck(self, node: str, slot: int, at_ms: int) -> bool:
-        """Whether this GPU's utilisation counter says full while nobody holds it: a weekend in every four weeks."""
-        inside = at_ms % CYCLE_MS
-        return (node, slot) == STUCK_GPU and STUCK_FROM <= inside < STUCK_UNTIL
+        """Whether this GPU's utilization shows 100 % while nobody holds it: a weekend in every four weeks."""
+        return (node, slot) == STUCK_GPU and STUCK_FROM <= at_ms % CYCLE_MS < STUCK_UNTIL
 
     def silent(self, node: str, at_ms: int) -> bool:
-        """Whether this node's agent says nothing: six hours in every four weeks."""
-        inside = at_ms % CYCLE_MS
-        return node == SILENT_NODE and SILENT_FROM <= inside < SILENT_UNTIL
+        """Whether this node's agent is down: six hours in every four weeks."""
+        return node == SILENT_NODE and SILENT_FROM <= at_ms % CYCLE_MS < SILENT_UNTIL
 
 
 def _recurring(cycle_ms: int, offset_ms: int, start_ms: int, end_ms: int) -> Iterator[int]:
@@ -383,98 +371,94 @@ def _recurring(cycle_ms: int, offset_ms: int, start_ms: int, end_ms: int) -> Ite
             yield cycle * cycle_ms + offset_ms
 
 
-def _told(lane: Lane, block: int) -> Iterator[Hold]:
-    """What stories hold of a lane in a block."""
+def _incident_holds(lane: Lane, block: int) -> Iterator[Hold]:
+    """The holds of incidents on a lane in a block."""
     start, end = block * BLOCK_MS, (block + 1) * BLOCK_MS
     node = lane.name.partition("/")[0]
-    for story in STORIES:
-        if (node, lane.slots[0]) not in story.places:
+    for incident in INCIDENTS:
+        if (node, lane.slots[0]) not in incident.lanes:
             continue
-        for begin in _recurring(story.cycle_ms, story.start_ms, start - story.length_ms, end):
-            cycle = begin // story.cycle_ms
-            if begin + story.length_ms <= start:
+        for begin in _recurring(incident.cycle_ms, incident.start_ms, start - incident.length_ms, end):
+            cycle = begin // incident.cycle_ms
+            if begin + incident.length_ms <= start:
                 continue
-            tags = {"team": story.team, "project": story.project}
-            for number, (first, last) in enumerate(story.runs(begin)):
+            tags = {"team": incident.team, "project": incident.project}
+            for number, (first, last) in enumerate(incident.runs(begin)):
                 if first < end and last > start:
-                    run = f"{story.name}/{cycle}" + (f"/{number}" if story.run_ms else "")
+                    run = f"{incident.name}/{cycle}" + (f"/{number}" if incident.run_ms else "")
                     external = str(100_000 + zlib.crc32(run.encode()) % 900_000)
-                    workload = Workload(external, "simulated", story.user, story.team, story.name, tags)
-                    yield Hold(max(first, start), min(last, end), workload, story.shape, first)
+                    workload = Workload(external, "simulated", incident.user, incident.team, incident.name, tags)
+                    yield Hold(max(first, start), min(last, end), workload, incident.shape, first)
 
 
-def _until(hold: Hold, end_ms: int) -> Hold:
-    return replace(hold, end_ms=min(hold.end_ms, end_ms))
+Periods = Iterator[tuple[int, int]]
 
 
-Spans = Iterator[tuple[int, int]]
+def _minutes(rng: random.Random, low: float, high: float) -> int:
+    return round(rng.uniform(low, high) * 60) * 1000
 
 
-def _minutes(chance: random.Random, low: float, high: float) -> int:
-    return round(chance.uniform(low, high) * 60) * 1000
-
-
-def _back_to_back(chance: random.Random, start_ms: int, low_h: float, high_h: float, gap_h: float) -> Spans:
-    """Workloads with pauses between them, until the block ends."""
-    at, end = start_ms + _minutes(chance, 0, gap_h * 60), start_ms + BLOCK_MS
+def _back_to_back(rng: random.Random, start_ms: int, low_h: float, high_h: float, gap_h: float) -> Periods:
+    """Workloads with pauses between them, until the end of the block."""
+    at, end = start_ms + _minutes(rng, 0, gap_h * 60), start_ms + BLOCK_MS
     while at < end:
-        until = min(at + _minutes(chance, low_h * 60, high_h * 60), end)
+        until = min(at + _minutes(rng, low_h * 60, high_h * 60), end)
         yield at, until
-        at = until + _minutes(chance, 2, gap_h * 60)
+        at = until + _minutes(rng, 2, gap_h * 60)
 
 
-def _training(chance: random.Random, start_ms: int) -> Spans:
-    return _back_to_back(chance, start_ms, 14, 60, 3)
+def _training(rng: random.Random, start_ms: int) -> Periods:
+    return _back_to_back(rng, start_ms, 14, 60, 3)
 
 
-def _research(chance: random.Random, start_ms: int) -> Spans:
+def _research(rng: random.Random, start_ms: int) -> Periods:
     """Shorter runs, begun mostly on working days between 8 and 20 UTC."""
     for day in range(4):
         morning = start_ms + day * DAY_MS
         weekend = (morning // DAY_MS + 4) % 7 in {0, 6}
-        at = morning + _minutes(chance, 0, 9 * 60)
-        for _ in range(chance.randrange(0, 2) if weekend else chance.randrange(2, 5)):
-            until = min(at + _minutes(chance, 25, 6 * 60), morning + DAY_MS)
+        at = morning + _minutes(rng, 0, 9 * 60)
+        for _ in range(rng.randrange(0, 2) if weekend else rng.randrange(2, 5)):
+            until = min(at + _minutes(rng, 25, 6 * 60), morning + DAY_MS)
             if until <= at:
                 break
             yield at, until
-            at = until + _minutes(chance, 10, 150)
+            at = until + _minutes(rng, 10, 150)
 
 
-def _notebook(chance: random.Random, start_ms: int) -> Spans:
-    """Opened in the morning, often forgotten over night."""
+def _notebook(rng: random.Random, start_ms: int) -> Periods:
+    """Opened in the morning, often left open overnight."""
     for day in range(4):
         morning = start_ms + day * DAY_MS
-        if (morning // DAY_MS + 4) % 7 in {0, 6} or chance.random() < 0.15:
+        if (morning // DAY_MS + 4) % 7 in {0, 6} or rng.random() < 0.15:
             continue
-        at = morning + _minutes(chance, 7 * 60, 11 * 60)
-        hours = chance.uniform(11, 13) if chance.random() < 0.5 else chance.uniform(3, 9)
-        yield at, min(at + _minutes(chance, hours * 60, hours * 60 + 1), start_ms + BLOCK_MS)
+        at = morning + _minutes(rng, 7 * 60, 11 * 60)
+        hours = rng.uniform(11, 13) if rng.random() < 0.5 else rng.uniform(3, 9)
+        yield at, min(at + _minutes(rng, hours * 60, hours * 60 + 1), start_ms + BLOCK_MS)
 
 
-def _whole(_chance: random.Random, start_ms: int) -> Spans:
+def _entire_block(_rng: random.Random, start_ms: int) -> Periods:
     yield start_ms, start_ms + BLOCK_MS
 
 
-def _nightly(chance: random.Random, start_ms: int) -> Spans:
+def _nightly(rng: random.Random, start_ms: int) -> Periods:
     for day in range(4):
-        at = start_ms + day * DAY_MS + HOUR_MS + _minutes(chance, 0, 20)
-        yield at, at + _minutes(chance, 200, 280)
+        at = start_ms + day * DAY_MS + HOUR_MS + _minutes(rng, 0, 20)
+        yield at, at + _minutes(rng, 200, 280)
 
 
-_SPANS: dict[Shape, Callable[[random.Random, int], Spans]] = {
+_PERIODS: dict[Shape, Callable[[random.Random, int], Periods]] = {
     "training": _training,
     "research": _research,
     "notebook": _notebook,
-    "serving": _whole,
+    "serving": _entire_block,
     "nightly": _nightly,
-    "reserved": _whole,
-    "starved": lambda chance, start_ms: _back_to_back(chance, start_ms, 8, 20, 6),
+    "reserved": _entire_block,
+    "starved": lambda rng, start_ms: _back_to_back(rng, start_ms, 8, 20, 6),
 }
 
 
 def noise(key: int, at_ms: int) -> float:
-    """A number in 0..1 that looks random and is a function of its arguments (splitmix64, Steele 2014)."""
+    """A pseudo-random number in 0..1 determined by its arguments (splitmix64, Steele 2014)."""
     value = (key * 0x9E3779B97F4A7C15 + at_ms * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

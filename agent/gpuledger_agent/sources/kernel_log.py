@@ -1,6 +1,6 @@
-"""The kernel log, read without waiting: Xids that never reach NVML (a wedged card tells them nowhere else).
+"""The kernel log, read without blocking, for Xids that never reach NVML: a hung card reports them nowhere else.
 
-Reading /dev/kmsg needs CAP_SYSLOG where kernel.dmesg_restrict is 1; without it the agent goes on and says so once.
+Reading /dev/kmsg needs CAP_SYSLOG where kernel.dmesg_restrict is 1; without it the agent continues and says so once.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 
 KMSG = Path("/dev/kmsg")
-MOST_RECORDS = 2000
-"""Records taken in one turn: a log that floods is read on at the next."""
+MAX_RECORDS = 2000
+"""Records read in one turn; a flooding log is continued in the next."""
 
 
 class KernelLog:
-    """The records that came since the last look. `problem` says why there are none; empty when there may be."""
+    """The records since the last read. `problem` says why they cannot be read, else it is empty."""
 
     def __init__(self, path: Path = KMSG) -> None:
         self._path = path
@@ -23,7 +23,7 @@ class KernelLog:
         self.problem = ""
 
     def open(self) -> None:
-        """Begins at the end: what was logged before this boot of the agent is history, not news."""
+        """Start at the end of the log: earlier records are not news."""
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._file, 0, os.SEEK_END)
@@ -36,15 +36,15 @@ class KernelLog:
         lines: list[str] = []
         if self._file is None:
             return lines
-        for _ in range(MOST_RECORDS):
+        for _ in range(MAX_RECORDS):
             try:
                 record = os.read(self._file, 8192)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # EPIPE: the ring buffer went round
+            except BrokenPipeError:  # EPIPE: the ring buffer has overwritten the record
                 continue
             except OSError as error:
-                self.problem = f"the kernel log cannot be read any more ({error.strerror})"
+                self.problem = f"the kernel log can no longer be read ({error.strerror})"
                 self.close()
                 break
             if not record:
@@ -53,7 +53,7 @@ class KernelLog:
         return lines
 
     def close(self) -> None:
-        """Lets the file go."""
+        """Close the file."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.close(self._file)

@@ -1,10 +1,10 @@
-"""NVML through NVIDIA's own binding: every row of the catalogue that a card answers, each GPU in a worker of its own.
+"""NVML through NVIDIA's own binding: every metric of the catalogue that a card gives, with a worker thread per GPU.
 
-Init happens once, never per sample; a GPU that is lost stays in the inventory by its UUID; what a card does not support
-is asked once per attach and then left out with its reason. With MIG on, the instances are the accelerators and the
+NVML is initialized once, not per sample; a lost GPU stays in the inventory by its UUID; what a card does not support is
+tried once per attach and then left out with its reason. With MIG on, the instances are the accelerators, and the
 board's power and energy belong to none of them: there is no sensor per instance, and any split would be invented.
-When the handles no longer stand for what is there (a driver reload, other MIG instances), the source says that it is
-unavailable, and the next `open` attaches anew.
+When the handles are stale (a driver reload, changed MIG instances), the source raises SourceUnavailable, and the next
+`open` attaches again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from gpuledger_agent.sources.kernel_log import KernelLog
-from gpuledger_agent.sources.nvml_events import DriverEvents, Watched
+from gpuledger_agent.sources.nvml_events import DriverEvents, WatchedBoard
 from gpuledger_agent.sources.nvml_reader import LOST, DeviceReader, text
-from gpuledger_agent.sources.nvml_worker import Pending, Worker
+from gpuledger_agent.sources.nvml_worker import PendingAnswer, Worker
 from gpuledger_common.health import worse
 from gpuledger_common.mig import fitted, measured_share
 from gpuledger_common.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable, StillStarting
@@ -27,13 +27,13 @@ from gpuledger_common.readings import Accelerator, Health, Inventory, Labelled, 
 INIT_DEADLINE_S = 60.0
 """The first client of a card without persistence mode waits up to 3 s per GPU (driver-persistence documentation)."""
 IMPATIENT_S = 5.0
-"""How long the daemon's thread waits for that at a time: meanwhile it cannot stop, let go or keep its heartbeat."""
+"""How long the daemon waits for that at a time: meanwhile it cannot stop, release the GPUs or send a heartbeat."""
 ATTACH_DEADLINE_S = 10.0
 READ_DEADLINE_S = 5.0
 STALE = frozenset({1, 2, 28, 999})
-"""Codes of a handle that no longer stands for its device: uninitialised, invalid argument, GPU not found, unknown."""
+"""Error codes of a stale handle: uninitialized, invalid argument, GPU not found, unknown."""
 
-_INIT_SENTENCES = {
+_INIT_ERRORS = {
     9: "the NVIDIA driver is not loaded; load it (modprobe nvidia) or install it",
     12: "libnvidia-ml.so.1 was not found: install the NVIDIA driver, or start the container with NVIDIA's runtime",
     4: "NVML refuses this user; give it access to /dev/nvidiactl and /dev/nvidia*",
@@ -43,8 +43,8 @@ _INIT_SENTENCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """An accelerator of a board, with what reads it."""
+class BoardAccelerator:
+    """An accelerator of a board, with its reader."""
 
     accelerator: Accelerator
     reader: DeviceReader
@@ -52,20 +52,20 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A physical GPU as attached: itself the one member, or its MIG instances and a reader for the board's health."""
+    """An attached GPU: one accelerator, or its MIG instances and a reader for the health of the board."""
 
     index: int
     uuid: str
     handle: Any
     bus: str | None
-    members: tuple[Member, ...]
-    guard: DeviceReader | None = None
+    entries: tuple[BoardAccelerator, ...]
+    health_reader: DeviceReader | None = None
     mig_capable: bool = False
 
 
 @dataclass(slots=True)
 class Slot:
-    """A place in the driver's enumeration; without a board, `accelerators` are those known, and `health` says why."""
+    """A GPU of the driver's enumeration; without a board, the accelerators known before and why they are not read."""
 
     worker: Worker | None
     board: Board | None
@@ -73,12 +73,12 @@ class Slot:
     health: Health = field(default_factory=Health)
 
 
-class StaleBoard(Exception):
-    """A board's handles no longer stand for what is there."""
+class StaleHandle(Exception):
+    """The handles of a board are stale."""
 
 
 class NvmlSource:
-    """All GPUs of this machine. `pynvml` may be handed in by tests."""
+    """All GPUs of this machine. Tests pass their own `binding` in place of pynvml."""
 
     name = "nvml"
 
@@ -97,22 +97,22 @@ class NvmlSource:
         self._init = Worker("nvml-init")
         self._nvml: Any = binding
         self._started = False
-        self._starting: Pending[tuple[int, str | None]] | None = None
+        self._starting: PendingAnswer[tuple[int, str | None]] | None = None
         self._unwanted = False
         self._workers: dict[int, Worker] = {}
-        self._late: dict[int, Pending[Board]] = {}
+        self._late: dict[int, PendingAnswer[Board]] = {}
         self._slots: list[Slot] = []
         self._known: dict[str, Accelerator] = {}
         self._gpus = 0
-        self._counting: Pending[int] | None = None
+        self._counting: PendingAnswer[int] | None = None
         self._events = events or DriverEvents(KernelLog())
 
     def open(self) -> Inventory:
-        """Loads the library and attaches every GPU. Raises SourceUnavailable with the sentence that cures it."""
+        """Load the library and attach every GPU. Raises SourceUnavailable, whose message says what to do."""
         self._unwanted = False
         pending = self._starting = self._starting or self._init.submit(self._start)
         if pending is None:
-            raise StillStarting("the NVIDIA driver has not answered the last attempt yet; see dmesg for Xid errors")
+            raise StillStarting("the NVIDIA driver has not answered the previous attempt; see dmesg for Xid errors")
         try:
             gpus, driver = pending.take(time.monotonic() + self._init_deadline_s)
         except TimeoutError:
@@ -126,26 +126,26 @@ class NvmlSource:
         self._gpus, self._counting = gpus, None
         problems = self._attach_all(gpus)
         boards = [slot.board for slot in self._slots if slot.board is not None]
-        self._events.start(self._nvml, [Watched(board.uuid, board.handle, board.bus) for board in boards])
+        self._events.start(self._nvml, [WatchedBoard(board.uuid, board.handle, board.bus) for board in boards])
         return Inventory(driver, [entry for slot in self._slots for entry in slot.accelerators], problems)
 
     def _start(self) -> tuple[int, str | None]:
-        """Number of GPUs and driver version; runs in the init worker."""
+        """Initialize NVML; returns the number of GPUs and the driver version. Runs in the init worker."""
         nvml = self._load()
         try:
             gpus = int(nvml.nvmlDeviceGetCount())
         except nvml.NVMLError as error:
             self._started = False
-            quietly(nvml, nvml.nvmlShutdown)  # NVML counts its inits: one without its shutdown would hold the GPUs
-            raise SourceUnavailable(f"NVML does not count its GPUs: {error_text(nvml, error)}") from error
-        if self._unwanted:  # let go while the driver was still starting
+            call_or_none(nvml, nvml.nvmlShutdown)  # NVML counts its inits: one without shutdown would hold the GPUs
+            raise SourceUnavailable(f"NVML cannot count the GPUs: {error_text(nvml, error)}") from error
+        if self._unwanted:  # released while the driver was still starting
             self._started = False
-            quietly(nvml, nvml.nvmlShutdown)
-            raise SourceUnavailable("the GPUs were let go while the driver started")
-        return gpus, text(quietly(nvml, nvml.nvmlSystemGetDriverVersion)) or None
+            call_or_none(nvml, nvml.nvmlShutdown)
+            raise SourceUnavailable("the GPUs were released while the driver started")
+        return gpus, text(call_or_none(nvml, nvml.nvmlSystemGetDriverVersion)) or None
 
     def _attach_all(self, gpus: int) -> list[str]:
-        """Attaches every GPU in its worker, all at once; sentences about those that could not be."""
+        """Attach all GPUs at once, each in its worker; returns messages about those that could not be attached."""
         boards = {slot.board.index: slot.board for slot in self._slots if slot.board is not None}
         started = []
         for index in range(gpus):
@@ -157,22 +157,21 @@ class NvmlSource:
         slots = [self._attached(index, pending, deadline, problems) for index, pending in started]
         present = {uuid for slot in slots for entry in slot.accelerators for uuid in (entry.uuid, entry.device_uuid)}
         present |= {slot.board.uuid for slot in slots if slot.board is not None}
-        lost = Health("failed", "the GPU is lost: it was here and the driver no longer shows it")
+        lost = Health("failed", "the GPU is lost: the driver no longer shows it")
+        # Instances that a present board no longer has were destroyed on purpose: they are gone, not lost.
         for uuid, entry in self._known.items():
             if uuid not in present and entry.device_uuid not in present:
                 slots.append(Slot(None, None, [entry], lost))
-        here = {entry.uuid: entry for slot in slots for entry in slot.accelerators}
-        # Instances that a present board no longer has were taken apart on purpose: they are gone, not lost.
-        self._known = here
+        self._known = {entry.uuid: entry for slot in slots for entry in slot.accelerators}
         self._slots = slots
         return problems
 
-    def _begin(self, index: int, old: Board | None) -> Pending[Board] | None:
-        """An attach under way: the last one when it came too late to be taken, else a new one; None when neither."""
+    def _begin(self, index: int, old: Board | None) -> PendingAnswer[Board] | None:
+        """A pending attach: the previous one if it was late, else a new one; None while the worker is busy."""
         return self._late.pop(index, None) or self._workers[index].submit(partial(self._attach, index, old))
 
-    def _attached(self, index: int, pending: Pending[Board] | None, deadline: float, problems: list[str]) -> Slot:
-        """What became of an attach; its sentence goes to `problems` when there is no board."""
+    def _attached(self, index: int, pending: PendingAnswer[Board] | None, deadline: float, problems: list[str]) -> Slot:
+        """The result of an attach; without a board, the reason goes into `problems`."""
         worker = self._workers[index]
         known = [entry for entry in self._known.values() if entry.index == index]
         silent = Slot(worker, None, known, Health("unknown", "the GPU did not answer when it was attached"))
@@ -182,15 +181,15 @@ class NvmlSource:
             board = None
             if pending is not None:
                 self._late[index] = pending
-        except Exception as error:  # one sick GPU must not keep the others from being read
+        except Exception as error:  # one faulty GPU must not prevent the others from being read
             problems.append(f"GPU {index} cannot be attached: {error_text(self._nvml, error)}")
             return Slot(None, None, [])
         if board is None:
             problems.append(f"GPU {index} does not answer; it is attached as soon as it does")
             return silent
-        if not board.members:
-            problems.append(f"GPU {index} has MIG on and no instance: nothing on it can be held")
-        return Slot(worker, board, [member.accelerator for member in board.members])
+        if not board.entries:
+            problems.append(f"GPU {index} has MIG on and no instance: it cannot be held")
+        return Slot(worker, board, [entry.accelerator for entry in board.entries])
 
     def _load(self) -> Any:
         try:
@@ -204,32 +203,31 @@ class NvmlSource:
         except ImportError as error:
             raise SourceUnavailable("the package nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
         except self._nvml.NVMLError as error:
-            sentence = _INIT_SENTENCES.get(error.value, f"NVML did not start: {error_text(self._nvml, error)}")
-            raise SourceUnavailable(sentence) from error
+            message = _INIT_ERRORS.get(error.value, f"NVML did not start: {error_text(self._nvml, error)}")
+            raise SourceUnavailable(message) from error
         return self._nvml
 
     def _attach(self, index: int, old: Board | None) -> Board:
-        """Runs in the worker of this GPU."""
+        """Attach one GPU. Runs in its worker."""
         nvml = self._nvml
-        for member in old.members if old is not None else ():
-            member.reader.release()
+        if old is not None:
+            release(old)
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
-        model = text(quietly(nvml, nvml.nvmlDeviceGetName, handle)) or "unknown"
-        bus = quietly(nvml, nvml.nvmlDeviceGetPciInfo, handle)
-        memory = quietly(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        model = text(call_or_none(nvml, nvml.nvmlDeviceGetName, handle)) or "unknown"
+        bus = call_or_none(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+        memory = call_or_none(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
         total = None if memory is None else int(memory.total)
         pci = None if bus is None else text(bus.busId)
-        mode = quietly(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        mode = call_or_none(nvml, nvml.nvmlDeviceGetMigMode, handle)
         device = Accelerator(uuid, uuid, index, model, memory_bytes=total, pci_bus_id=pci)
-        if mode is not None and mode[0] == 1:
-            found = [instance(nvml, handle, entry, device) for entry in instance_handles(nvml, handle)]
-            shares = fitted(member.accelerator for member in found)
-            instances = tuple(replace(member, accelerator=one) for member, one in zip(found, shares, strict=True))
-            return Board(index, uuid, handle, pci, instances, DeviceReader(nvml, handle))
-        return Board(
-            index, uuid, handle, pci, (Member(device, DeviceReader(nvml, handle)),), mig_capable=mode is not None
-        )
+        reader = DeviceReader(nvml, handle)
+        if mode is None or mode[0] != 1:
+            return Board(index, uuid, handle, pci, (BoardAccelerator(device, reader),), mig_capable=mode is not None)
+        instances = [mig_instance(nvml, handle, instance, device) for instance in instance_handles(nvml, handle)]
+        shares = fitted(entry.accelerator for entry in instances)
+        entries = (replace(entry, accelerator=share) for entry, share in zip(instances, shares, strict=True))
+        return Board(index, uuid, handle, pci, tuple(entries), reader)
 
     def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
         """A sample of every accelerator; one that does not answer in time is `unknown`, one that is gone `failed`.
@@ -246,14 +244,14 @@ class NvmlSource:
         for slot, pending in started:
             try:
                 samples += self._take(slot, pending, deadline)
-            except StaleBoard as error:
+            except StaleHandle as error:
                 stale.append(str(error))
         if stale:
-            raise SourceUnavailable(f"{'; '.join(stale)}; the GPUs are attached anew")
+            raise SourceUnavailable(f"{'; '.join(stale)}; the GPUs are attached again")
         return samples
 
     def _count_again(self, tiers: frozenset[str]) -> None:
-        """A GPU that was plugged in or taken out is found by the next slow tick; nobody waits for the answer.
+        """Count the GPUs on slow ticks, without waiting for the answer, to detect added and removed ones.
 
         Raises SourceUnavailable when the driver shows another number of GPUs than were attached.
         """
@@ -262,33 +260,33 @@ class NvmlSource:
                 gpus = self._counting.take(time.monotonic())
             except TimeoutError:
                 return
-            except self._nvml.NVMLError:  # what is wrong shows when the GPUs are read
+            except self._nvml.NVMLError:  # reading the GPUs will show what is wrong
                 gpus = self._gpus
             self._counting = None
             if gpus != self._gpus:
                 raise SourceUnavailable(
-                    f"the driver shows {gpus} GPUs where {self._gpus} were attached; they are attached anew"
+                    f"the driver shows {gpus} GPUs instead of {self._gpus}; they are attached again"
                 )
         if "slow" in tiers:
             self._counting = self._init.submit(lambda: int(self._nvml.nvmlDeviceGetCount()))
 
-    def _submit(self, slot: Slot, wanted: frozenset[str]) -> Pending[list[Sample]] | None:
+    def _submit(self, slot: Slot, wanted: frozenset[str]) -> PendingAnswer[list[Sample]] | None:
         if slot.worker is None:
             return None
         if slot.board is None:
-            return slot.worker.submit(answers_again)
+            return slot.worker.submit(request_attach)
         return slot.worker.submit(partial(self._read, slot.board, wanted))
 
-    def _take(self, slot: Slot, pending: Pending[list[Sample]] | None, deadline: float) -> list[Sample]:
+    def _take(self, slot: Slot, pending: PendingAnswer[list[Sample]] | None, deadline: float) -> list[Sample]:
         health = slot.health
         if pending is not None:
             try:
                 return pending.take(deadline)
             except TimeoutError:
                 pass
-            except StaleBoard:
+            except StaleHandle:
                 raise
-            except Exception as error:  # read never raises for one sick accelerator
+            except Exception as error:  # `read` must not raise for one faulty accelerator
                 health = Health("unknown", f"reading it failed: {error_text(self._nvml, error)}")
         if health == Health():
             health = Health("unknown", f"unresponsive: no answer from the driver within {self._deadline_s:g} s")
@@ -297,78 +295,71 @@ class NvmlSource:
         return [Sample(entry.uuid, now_ns, values, {}, (), health) for entry in slot.accelerators]
 
     def _read(self, board: Board, tiers: frozenset[str]) -> list[Sample]:
-        """Runs in the worker of this GPU. Raises StaleBoard."""
-        self._check(board, tiers)
-        told = self._events.of(board.uuid)
-        fate = worse(Health() if board.guard is None else board.guard.health(tiers), told.health())
+        """Read one GPU. Runs in its worker. Raises StaleHandle."""
+        self._check_handles(board, tiers)
+        xids = self._events.history(board.uuid)
+        board_health = Health() if board.health_reader is None else board.health_reader.health(tiers)
+        board_health = worse(board_health, xids.health())
         samples = []
-        for member in board.members:
-            seen = member.reader.read(tiers)
-            seen.values["gpu_lost"] = int(seen.failed == LOST)
-            if told.last is not None or self._events.watches(board.uuid):
-                seen.values["gpu_last_xid"] = told.last or 0
-            if told.last is not None:
-                seen.series["gpu_xid_errors_total"] = [
-                    Labelled((("xid", str(xid)),), count) for xid, count in told.counts().items()
+        for entry in board.entries:
+            reading = entry.reader.read(tiers)
+            values, series = reading.values, reading.series
+            values["gpu_lost"] = int(reading.failed == LOST)
+            if xids.last is not None or self._events.watches(board.uuid):
+                values["gpu_last_xid"] = xids.last or 0
+            if xids.last is not None:
+                series["gpu_xid_errors_total"] = [
+                    Labelled((("xid", str(xid)),), count) for xid, count in xids.counts().items()
                 ]
-            if "slow" in tiers and board.guard is None and board.mig_capable:
-                seen.values["gpu_mig_instances"] = 0
-            samples.append(
-                Sample(
-                    member.accelerator.uuid,
-                    self._monotonic_ns(),
-                    seen.values,
-                    seen.absent,
-                    seen.processes,
-                    worse(seen.health, fate),
-                    seen.series,
-                )
-            )
+            if "slow" in tiers and board.health_reader is None and board.mig_capable:
+                values["gpu_mig_instances"] = 0
+            health, now_ns = worse(reading.health, board_health), self._monotonic_ns()
+            uuid = entry.accelerator.uuid
+            samples.append(Sample(uuid, now_ns, values, reading.absent, reading.processes, health, series))
         return samples
 
-    def _check(self, board: Board, tiers: frozenset[str]) -> None:
-        """Whether the handles still stand for what is there; the instances are counted on slow ticks only."""
-        codes = {member.reader.alive() for member in board.members}
+    def _check_handles(self, board: Board, tiers: frozenset[str]) -> None:
+        """Raise StaleHandle if the handles are stale or, checked on slow ticks, the MIG instances have changed."""
+        codes = {entry.reader.alive() for entry in board.entries}
         if codes & STALE:
             if 1 in codes:
                 self._started = False
-            raise StaleBoard(f"GPU {board.index}: its handle is stale (NVML {min(codes & STALE)})")
+            raise StaleHandle(f"GPU {board.index}: its handle is stale (NVML {min(codes & STALE)})")
         if board.uuid in self._events.reshaped():
-            raise StaleBoard(f"GPU {board.index}: its MIG instances are being changed")
-        if board.guard is not None and "slow" in tiers:
+            raise StaleHandle(f"GPU {board.index}: its MIG instances are being changed")
+        if board.health_reader is not None and "slow" in tiers:
             nvml = self._nvml
-            there = {
-                text(quietly(nvml, nvml.nvmlDeviceGetUUID, entry)) for entry in instance_handles(nvml, board.handle)
-            }
-            if there != {member.accelerator.uuid for member in board.members}:
-                raise StaleBoard(f"GPU {board.index}: its MIG instances are others now")
+            handles = instance_handles(nvml, board.handle)
+            uuids = {text(call_or_none(nvml, nvml.nvmlDeviceGetUUID, handle)) for handle in handles}
+            if uuids != {entry.accelerator.uuid for entry in board.entries}:
+                raise StaleHandle(f"GPU {board.index}: its MIG instances have changed")
 
     def close(self) -> None:
-        """Lets every handle go (nvmlShutdown), so that a reset or a MIG change is not blocked."""
+        """Release every handle (nvmlShutdown), so that a reset or a MIG change is not blocked."""
         self._starting, self._unwanted = None, True
         self._events.stop()
-        ends: list[Pending[None] | None] = [
+        ends: list[PendingAnswer[None] | None] = [
             slot.worker.submit(partial(release, slot.board))
             for slot in self._slots
             if slot.worker is not None and slot.board is not None
         ]
         deadline = time.monotonic() + self._deadline_s
-        settled(ends, deadline)
+        wait_for_all(ends, deadline)
         for worker in self._workers.values():
             worker.end()
         self._slots, self._workers, self._late = [], {}, {}
         if self._started:
             self._started = False
-            settled([self._init.submit(lambda: quietly(self._nvml, self._nvml.nvmlShutdown))], deadline)
+            wait_for_all([self._init.submit(lambda: call_or_none(self._nvml, self._nvml.nvmlShutdown))], deadline)
 
 
-def answers_again() -> list[Sample]:
-    """The first thing that the worker of a GPU does which did not answer when it was attached: it can be attached."""
-    raise StaleBoard("a GPU that did not answer does so again")
+def request_attach() -> list[Sample]:
+    """Request a new attach from the worker of a GPU that did not answer: once it runs this, the GPU answers again."""
+    raise StaleHandle("a GPU that did not answer does so again")
 
 
-def settled(calls: Iterable[Pending[None] | None], deadline: float) -> None:
-    """Waits for calls whose answers nobody needs, until the deadline at most."""
+def wait_for_all(calls: Iterable[PendingAnswer[None] | None], deadline: float) -> None:
+    """Wait for calls without using their answers, until the deadline at most."""
     for call in calls:
         if call is not None:
             with contextlib.suppress(TimeoutError):
@@ -376,29 +367,27 @@ def settled(calls: Iterable[Pending[None] | None], deadline: float) -> None:
 
 
 def release(board: Board) -> None:
-    """Frees what the readers of a board hold."""
-    for member in board.members:
-        member.reader.release()
+    """Free the GPM buffers of a board's readers."""
+    for entry in board.entries:
+        entry.reader.release()
 
 
 def instance_handles(nvml: Any, parent: Any) -> list[Any]:
-    """Handles of the MIG instances of a device; the positions of destroyed ones stay empty."""
-    most = quietly(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0
-    found = [quietly(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, position) for position in range(most)]
-    return [handle for handle in found if handle is not None]
+    """Handles of the MIG instances of a device; positions of destroyed ones are empty."""
+    count = call_or_none(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0
+    handles = (call_or_none(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, at) for at in range(count))
+    return [handle for handle in handles if handle is not None]
 
 
-def instance(nvml: Any, parent: Any, handle: Any, device: Accelerator) -> Member:
+def mig_instance(nvml: Any, parent: Any, handle: Any, device: Accelerator) -> BoardAccelerator:
     """A MIG instance with its dominant share of the device."""
-    gpu_instance = quietly(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle)
-    attributes = quietly(nvml, nvml.nvmlDeviceGetAttributes, handle)
-    profile = text(quietly(nvml, nvml.nvmlDeviceGetName, handle)).rpartition(" ")[2]
-    memory = None if attributes is None else int(attributes.memorySizeMB) * 1024**2
-    compute, slices = (
-        (7, 7)
-        if attributes is None
-        else (int(attributes.computeInstanceSliceCount or 1), int(attributes.gpuInstanceSliceCount or 1))
-    )
+    gpu_instance = call_or_none(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle)
+    attributes = call_or_none(nvml, nvml.nvmlDeviceGetAttributes, handle)
+    profile = text(call_or_none(nvml, nvml.nvmlDeviceGetName, handle)).rpartition(" ")[2]
+    compute, slices, memory = 7, 7, None
+    if attributes is not None:
+        compute, slices = int(attributes.computeInstanceSliceCount or 1), int(attributes.gpuInstanceSliceCount or 1)
+        memory = int(attributes.memorySizeMB) * 1024**2
     share = measured_share(compute, slices, memory or 0, device.model, device.memory_bytes if memory else None)
     accelerator = replace(
         device,
@@ -407,11 +396,11 @@ def instance(nvml: Any, parent: Any, handle: Any, device: Accelerator) -> Member
         gpu_micro=share,
         memory_bytes=memory,
     )
-    return Member(accelerator, DeviceReader(nvml, handle, parent=parent, gpu_instance=gpu_instance))
+    return BoardAccelerator(accelerator, DeviceReader(nvml, handle, parent=parent, gpu_instance=gpu_instance))
 
 
-def quietly(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """The call's answer, None where the card or the driver does not have it."""
+def call_or_none(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    """The call's answer; None where the card or the driver does not support it."""
     try:
         return call(*arguments)
     except (nvml.NVMLError, nvml.NVMLLibraryMismatchError, AttributeError):
@@ -419,9 +408,9 @@ def quietly(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def error_text(nvml: Any, error: Any) -> str:
-    """NVML's own words for an error, with its number."""
+    """NVML's text for an error, with its number."""
     code = getattr(error, "value", None)
     if not isinstance(code, int):
         return f"{type(error).__name__}: {error}"
-    words = text(quietly(nvml, nvml.nvmlErrorString, code)) if hasattr(nvml, "nvmlErrorString") else ""
+    words = text(call_or_none(nvml, nvml.nvmlErrorString, code)) if hasattr(nvml, "nvmlErrorString") else ""
     return f"{words or error} (NVML {code})"

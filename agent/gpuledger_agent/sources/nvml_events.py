@@ -1,7 +1,7 @@
-"""What the driver says of itself: Xids and MIG changes, from an NVML event set and from the kernel log.
+"""Xids and MIG changes that the driver reports, from an NVML event set and from the kernel log.
 
-One thread waits for NVML's events with a deadline, so that it can be ended before nvmlShutdown. The same Xid may reach
-both witnesses, or one of them only (DCGM issue 235): of two counts the larger is told, never their sum.
+One thread waits for NVML's events with a deadline, so that it can be ended before nvmlShutdown. An Xid may be reported
+by both, or by only one of them (DCGM issue 235): the larger of the two counts is used, never their sum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuledger_agent.sources.kernel_log import KernelLog
@@ -24,14 +24,14 @@ log = logging.getLogger("gpuledger_agent")
 XID, MIG_CHANGE = 0x8, 0x100
 """nvmlEventTypeXidCriticalError, nvmlEventMigConfigChange."""
 WAIT_MS = 1000
-SICK_WAIT_S = 5.0
+FAILURE_WAIT_S = 5.0
 TIMEOUT = 10
 _RANK = {"info": 0, "warning": 1, "critical": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """A board as the watch knows it."""
+class WatchedBoard:
+    """A board to watch."""
 
     uuid: str
     handle: Any
@@ -39,8 +39,8 @@ class Watched:
 
 
 @dataclass(slots=True)
-class Record:
-    """What was told of one board since the agent began."""
+class XidHistory:
+    """The Xids of one board since the agent started."""
 
     nvml: Counter[int] = field(default_factory=Counter)
     kernel: Counter[int] = field(default_factory=Counter)
@@ -48,14 +48,14 @@ class Record:
     last_at: float | None = None
     """Unix seconds."""
     standing: int | None = None
-    """The worst Xid since the board was attached: a reset needs the board let go, and so ends it."""
+    """The worst Xid since the board was attached; a reset, which detaches the board, clears it."""
 
     def counts(self) -> dict[int, int]:
-        """How often each Xid was told."""
+        """How often each Xid was reported."""
         return {xid: max(self.nvml[xid], self.kernel[xid]) for xid in sorted({*self.nvml, *self.kernel})}
 
     def health(self) -> Health:
-        """Degraded by an Xid that asks for an action on the card; a program's own fault says nothing of the card."""
+        """Degraded by an Xid that requires an action on the card; a fault of a program does not affect the card."""
         if self.standing is None or _RANK[meaning(self.standing).severity] == 0:
             return Health()
         known = meaning(self.standing)
@@ -63,14 +63,14 @@ class Record:
 
 
 class DriverEvents:
-    """The watch over all boards. `poll` is called at each tick; nothing but the thread ever waits for the driver."""
+    """Watches all boards. `poll` is called at each tick; only the thread waits for the driver."""
 
     def __init__(self, kernel: KernelLog | None = None, clock: Callable[[], float] = time.time) -> None:
         self._kernel, self._clock = kernel, clock
         if kernel is not None:
             kernel.open()
         self._lock = threading.Lock()
-        self._records: dict[str, Record] = {}
+        self._histories: dict[str, XidHistory] = {}
         self._by_bus: dict[str, str] = {}
         self._by_handle: dict[int, str] = {}
         self._reshaped: set[str] = set()
@@ -79,15 +79,15 @@ class DriverEvents:
         self._thread: threading.Thread | None = None
         self.problem = ""
         self.ready = threading.Event()
-        """Set when the driver has been asked to tell; what it told before is lost."""
+        """Set when the events have been registered; earlier events are lost."""
 
-    def start(self, nvml: Any, boards: Sequence[Watched]) -> None:
-        """Watches these boards; what stood against those that are attached anew is over."""
+    def start(self, nvml: Any, boards: Sequence[WatchedBoard]) -> None:
+        """Watch these boards; earlier Xids no longer affect the health of boards that are attached again."""
         self.stop()
-        self.poll()  # what the reset itself has logged belongs to before
+        self.poll()  # Xids logged during the reset are earlier ones
         with self._lock:
             for board in boards:
-                self._records.setdefault(board.uuid, Record()).standing = None
+                self._histories.setdefault(board.uuid, XidHistory()).standing = None
             self._by_bus = {bus_key(board.bus): board.uuid for board in boards if board.bus}
             self._by_handle = {address(board.handle): board.uuid for board in boards}
             self._reshaped.clear()
@@ -100,17 +100,17 @@ class DriverEvents:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, which is within its deadline unless the driver hangs; then it is left behind."""
+        """End the thread; it is abandoned if the driver hangs beyond its deadline."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2 * WAIT_MS / 1000)
             self._thread = None
 
-    def _wait(self, nvml: Any, boards: Sequence[Watched], stop: threading.Event) -> None:
+    def _wait(self, nvml: Any, boards: Sequence[WatchedBoard], stop: threading.Event) -> None:
         try:
             events = nvml.nvmlEventSetCreate()
-        except Exception as error:  # an old driver, a stub: the kernel log is left
-            self.problem = f"NVML tells no events ({error})"
+        except Exception as error:  # an old driver or a stub: only the kernel log remains
+            self.problem = f"NVML reports no events ({error})"
             self.ready.set()
             return
         try:
@@ -123,17 +123,17 @@ class DriverEvents:
         finally:
             try:
                 nvml.nvmlEventSetFree(events)
-            except Exception:  # it goes with nvmlShutdown
+            except Exception:  # nvmlShutdown frees it
                 log.debug("an NVML event set could not be freed")
 
-    def _register(self, nvml: Any, events: Any, board: Watched) -> bool:
+    def _register(self, nvml: Any, events: Any, board: WatchedBoard) -> bool:
         try:
             kinds = nvml.nvmlDeviceGetSupportedEventTypes(board.handle) & (XID | MIG_CHANGE)
             if kinds:
                 nvml.nvmlDeviceRegisterEvents(board.handle, kinds, events)
             return bool(kinds)
-        except Exception as error:  # not supported here, a lost board
-            self.problem = f"NVML tells no events of {board.uuid} ({error})"
+        except Exception as error:  # not supported, or a lost board
+            self.problem = f"NVML reports no events of {board.uuid} ({error})"
             return False
 
     def _wait_once(self, nvml: Any, events: Any, stop: threading.Event) -> None:
@@ -141,7 +141,7 @@ class DriverEvents:
             event = nvml.nvmlEventSetWait_v2(events, WAIT_MS)
         except Exception as error:
             if getattr(error, "value", None) != TIMEOUT:
-                stop.wait(SICK_WAIT_S)  # a lost board makes every wait fail at once
+                stop.wait(FAILURE_WAIT_S)  # a lost board makes every wait fail at once
             return
         uuid = self._by_handle.get(address(event.device))
         if uuid is None:
@@ -152,52 +152,52 @@ class DriverEvents:
         if int(event.eventType) & XID:
             self._note(uuid, int(event.eventData), "nvml")
 
-    def _note(self, uuid: str, xid: int, witness: str) -> None:
+    def _note(self, uuid: str, xid: int, reporter: str) -> None:
         known = meaning(xid)
         level = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}[known.severity]
-        log.log(level, "Xid %d on %s (%s): %s; %s", xid, uuid, witness, known.text, known.action)
+        log.log(level, "Xid %d on %s (%s): %s; %s", xid, uuid, reporter, known.text, known.action)
         with self._lock:
-            record = self._records.setdefault(uuid, Record())
-            (record.nvml if witness == "nvml" else record.kernel)[xid] += 1
-            record.last, record.last_at = xid, self._clock()
-            standing = record.standing
+            history = self._histories.setdefault(uuid, XidHistory())
+            (history.nvml if reporter == "nvml" else history.kernel)[xid] += 1
+            history.last, history.last_at = xid, self._clock()
+            standing = history.standing
             if standing is None or _RANK[known.severity] >= _RANK[meaning(standing).severity]:
-                record.standing = xid
+                history.standing = xid
 
     def poll(self) -> None:
-        """Takes what the kernel has logged since the last tick."""
+        """Read the kernel log since the last tick."""
         if self._kernel is None:
             return
         for line in self._kernel.read():
-            found = parse(line)
-            uuid = None if found is None else self._by_bus.get(found.bus)
-            if found is not None and uuid is not None:
-                self._note(uuid, found.xid, "kernel")
+            logged = parse(line)
+            uuid = None if logged is None else self._by_bus.get(logged.bus)
+            if logged is not None and uuid is not None:
+                self._note(uuid, logged.xid, "kernel")
 
     def reshaped(self) -> frozenset[str]:
         """Boards whose MIG instances have changed since they were attached."""
         with self._lock:
             return frozenset(self._reshaped)
 
-    def of(self, uuid: str) -> Record:
-        """What was told of a board; a copy."""
+    def history(self, uuid: str) -> XidHistory:
+        """A copy of a board's history."""
         with self._lock:
-            record = self._records.get(uuid, Record())
-            return Record(Counter(record.nvml), Counter(record.kernel), record.last, record.last_at, record.standing)
+            known = self._histories.get(uuid, XidHistory())
+            return replace(known, nvml=Counter(known.nvml), kernel=Counter(known.kernel))
 
     def watches(self, uuid: str) -> bool:
-        """Whether the driver tells of this board, so that hearing nothing means that there was nothing."""
+        """Whether the driver reports events of this board, so that silence means that there were none."""
         with self._lock:
             return uuid in self._watched
 
     def problems(self) -> Iterable[str]:
-        """Sentences for people: which witness is missing."""
+        """Messages for people about a source of events that is missing."""
         if self._kernel is not None and self._kernel.problem:
             yield self._kernel.problem
 
 
 def address(handle: Any) -> int:
-    """What tells one device handle from another: the pointer that it is."""
+    """The pointer behind a device handle, which identifies it."""
     try:
         return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
     except (TypeError, ctypes.ArgumentError):  # a test's own handle

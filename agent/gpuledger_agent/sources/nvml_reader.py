@@ -1,7 +1,7 @@
-"""Reads one accelerator by the catalogue: plain calls, one batch of field values, and pairs of GPM samples.
+"""Read one accelerator by the catalogue: plain calls, one batch of field values, and pairs of GPM samples.
 
-The plan is made at attach and shrinks: a metric that the card does not support is asked once. A field's value is never
-looked at before its own return code: on failure it holds garbage.
+The list of metrics is made at attach and shrinks: one that the card does not support is tried once. A field's value is
+valid only if its own return code is 0; otherwise it holds garbage.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from gpuledger_agent.sources.nvml_series import Refusal, SeriesReader
@@ -18,36 +19,36 @@ from gpuledger_common.metrics import Call, Field, Gpm, Metric
 from gpuledger_common.readings import Health, Labelled, Process
 
 LOST, RESET_REQUIRED = 15, 16
-FOR_GOOD = frozenset({2, 3, 4, 13, 25, 26})
-"""Errors that asking again does not cure until the next attach: invalid argument, not supported, no permission,
-function not found, version mismatch, deprecated."""
+PERMANENT_ERRORS = frozenset({2, 3, 4, 13, 25, 26})
+"""Errors that last until the next attach: invalid argument, not supported, no permission, function not found, version
+mismatch, deprecated."""
 _REASONS = {
-    2: "not known to this card (invalid argument)",
+    2: "unknown to this card (invalid argument)",
     3: "not supported by this card",
     4: "not permitted to this user",
     6: "not found",
     13: "not in this driver (function not found)",
     15: "the GPU is lost",
     16: "the GPU needs a reset",
-    25: "other struct version in this driver",
+    25: "another struct version in this driver",
     26: "deprecated by this driver",
 }
 _VALUE_FIELDS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 UNKNOWN_PSTATE = 32
-MOST_ENGINES = 8
+MAX_ENGINES = 8
 NOT_AVAILABLE_MEMORY = 2**64 - 1
 
 
 def text(value: Any) -> str:
-    """A string of NVML, which older bindings give as bytes."""
+    """A string of NVML, which older bindings return as bytes."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return "" if value is None else str(value)
 
 
 @dataclass(slots=True)
-class Seen:
-    """What one read gave."""
+class DeviceReading:
+    """The result of one read."""
 
     values: dict[str, float | int] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
@@ -59,17 +60,17 @@ class Seen:
 
 
 class DeviceReader:
-    """The plan of one device or MIG instance; used by one thread."""
+    """Reads one device or MIG instance; used by one thread."""
 
     def __init__(self, nvml: Any, handle: Any, *, parent: Any = None, gpu_instance: int | None = None) -> None:
         self._nvml, self._handle = nvml, handle
         self._parent, self._gpu_instance = parent, gpu_instance
         scope = "GPU" if parent is None else "MIG"
-        self._plan = [metric for metric in METRICS if metric.reader is not None and scope in metric.scopes]
-        self._never: dict[str, str] = {}
+        self._metrics = [metric for metric in METRICS if metric.reader is not None and scope in metric.scopes]
+        self._unsupported: dict[str, str] = {}
         self._evidence: dict[str, float | int] = {}
         if parent is not None:
-            self._never |= {
+            self._unsupported |= {
                 metric.name: "not measured per MIG instance"
                 for metric in METRICS
                 if metric.hot and "MIG" not in metric.scopes
@@ -78,72 +79,71 @@ class DeviceReader:
         self._gpm_ready = False
         self._series = SeriesReader(nvml, handle, self._guarded, instance=parent is not None)
 
-    def read(self, tiers: frozenset[str]) -> Seen:
-        """The metrics of the tiers asked for. Never raises for what a card lacks."""
-        seen = self._gather([metric for metric in self._plan if metric.tier in tiers], "gpm" in tiers)
-        self._read_processes(seen)
-        if seen.failed is not None:
-            seen.values.clear()
+    def read(self, tiers: frozenset[str]) -> DeviceReading:
+        """Read the metrics of the requested tiers. Never raises for an unsupported one."""
+        reading = self._gather([metric for metric in self._metrics if metric.tier in tiers], "gpm" in tiers)
+        self._read_processes(reading)
+        if reading.failed is not None:
+            reading.values.clear()
         else:
-            series, readiness_problems = self._series.read(tiers, seen.values, seen.processes)
-            seen.series |= series
-            seen.absent |= readiness_problems
-        seen.absent |= self._never
-        self._derive(seen)
-        seen.health = self._verdict(seen)
-        if "fast" in tiers and seen.health == Health() and not seen.values.keys() - {"gpu_processes"}:
-            seen.health = Health("unknown", "the driver refuses every reading")
-        return seen
+            series, absent = self._series.read(tiers, reading.values, reading.processes)
+            reading.series |= series
+            reading.absent |= absent
+        reading.absent |= self._unsupported
+        self._derive(reading)
+        reading.health = self._verdict(reading)
+        if "fast" in tiers and reading.health == Health() and not reading.values.keys() - {"gpu_processes"}:
+            reading.health = Health("unknown", "the driver refuses every reading")
+        return reading
 
     def health(self, tiers: frozenset[str]) -> Health:
-        """The verdict alone, from the few metrics that it looks at: for a device whose instances are read instead."""
-        return self._verdict(
-            self._gather([metric for metric in self._plan if metric.tier in tiers and metric.name in EVIDENCE], False)
-        )
+        """The health alone, from the few metrics that it needs: for a board whose MIG instances are read instead."""
+        needed = [metric for metric in self._metrics if metric.tier in tiers and metric.name in EVIDENCE]
+        return self._verdict(self._gather(needed, False))
 
     def alive(self) -> int:
-        """0 when the handle still stands for this device; else NVML's code (1 and 2 after a reload or a MIG change)."""
+        """0 while the handle is valid, else NVML's code (1 and 2 after a reload or a MIG change)."""
         answer = self._guarded(lambda: self._nvml.nvmlDeviceGetUUID(self._handle))
         return answer.code if isinstance(answer, Refusal) else 0
 
     def release(self) -> None:
-        """Frees what the driver's library holds for this reader."""
+        """Free the GPM buffers in the driver's library."""
         for sample in self._gpm or ():
-            self._guarded(lambda sample=sample: self._nvml.nvmlGpmSampleFree(sample))  # type: ignore[misc]
+            self._guarded(partial(self._nvml.nvmlGpmSampleFree, sample))
         self._gpm, self._gpm_ready = None, False
 
-    def _gather(self, due: Sequence[Metric], gpm: bool) -> Seen:
-        seen = Seen()
-        asked = [metric for metric in due if metric.name not in self._never]
-        self._read_calls([metric for metric in asked if isinstance(metric.reader, Call)], seen)
-        self._read_fields([metric for metric in asked if isinstance(metric.reader, Field)], seen)
+    def _gather(self, due: Sequence[Metric], gpm: bool) -> DeviceReading:
+        reading = DeviceReading()
+        supported = [metric for metric in due if metric.name not in self._unsupported]
+        self._read_calls([metric for metric in supported if isinstance(metric.reader, Call)], reading)
+        self._read_fields([metric for metric in supported if isinstance(metric.reader, Field)], reading)
         if gpm:
-            self._read_gpm([metric for metric in asked if isinstance(metric.reader, Gpm)], seen)
-        return seen
+            self._read_gpm([metric for metric in supported if isinstance(metric.reader, Gpm)], reading)
+        return reading
 
-    def _refused(self, metric: Metric, code: int, seen: Seen) -> None:
+    def _refused(self, metric: Metric, code: int, reading: DeviceReading) -> None:
         reason = _REASONS.get(code, f"NVML error {code}")
         if code in {LOST, RESET_REQUIRED}:
-            seen.failed = code
-        if code in FOR_GOOD:
-            self._never[metric.name] = reason
-        seen.absent[metric.name] = reason
+            reading.failed = code
+        if code in PERMANENT_ERRORS:
+            self._unsupported[metric.name] = reason
+        reading.absent[metric.name] = reason
 
-    def _put(self, metric: Metric, raw: Any, seen: Seen) -> None:
-        """A raw number in base units; what is no number, or a sentinel for unknown, is absent."""
+    def _put(self, metric: Metric, raw: Any, reading: DeviceReading) -> None:
+        """Store a raw number in base units; anything else, and a sentinel for unknown, is absent."""
         if isinstance(raw, list) and metric.unit == "bool":
             raw = any(raw)
         try:
             value = float(raw) * metric.scale
         except (TypeError, ValueError):
-            self._never[metric.name] = seen.absent[metric.name] = "the driver's answer is not a number"
+            self._unsupported[metric.name] = reading.absent[metric.name] = "the driver's answer is not a number"
             return
         if metric.name == "gpu_performance_state" and value == UNKNOWN_PSTATE:
-            seen.absent[metric.name] = "the driver does not know"
+            reading.absent[metric.name] = "the driver does not know"
             return
-        seen.values[metric.name] = int(value) if metric.column_kind == "i8" else value
+        reading.values[metric.name] = int(value) if metric.column_kind == "i8" else value
 
-    def _read_calls(self, due: Sequence[Metric], seen: Seen) -> None:
+    def _read_calls(self, due: Sequence[Metric], reading: DeviceReading) -> None:
         """Plain calls; metrics that come from one call share it."""
         answers: dict[tuple[str, tuple[str, ...]], Any] = {}
         for metric in due:
@@ -154,12 +154,10 @@ class DeviceReader:
             if key not in answers:
                 answers[key] = self._call(reader)
             answer = answers[key]
-            if isinstance(answer, int | float) and reader.item is None:
-                self._put(metric, answer, seen)
-            elif isinstance(answer, Refusal):
-                self._refused(metric, answer.code, seen)
+            if isinstance(answer, Refusal):
+                self._refused(metric, answer.code, reading)
             else:
-                self._put(metric, _item(answer, reader.item), seen)
+                self._put(metric, _item(answer, reader.item), reading)
 
     def _call(self, reader: Call) -> Any:
         function = getattr(self._nvml, reader.function, None)
@@ -184,7 +182,7 @@ class DeviceReader:
         return answer if filled is None or isinstance(answer, Refusal) else filled
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        """The answer, or a Refusal. NVMLLibraryMismatchError is no NVMLError, hence the wider net."""
+        """The answer or a Refusal. NVMLLibraryMismatchError is not an NVMLError, hence `except Exception`."""
         try:
             return call()
         except self._nvml.NVMLError as error:
@@ -192,14 +190,14 @@ class DeviceReader:
         except Exception:  # a binding older or newer than the driver fails in many ways
             return Refusal(13)
 
-    def _read_fields(self, due: Sequence[Metric], seen: Seen) -> None:
-        """All fields in one call; each element has a return code of its own."""
+    def _read_fields(self, due: Sequence[Metric], reading: DeviceReading) -> None:
+        """Read all fields in one call; each answer has its own return code."""
         wanted = []
         for metric in due:
             reader = metric.reader
             identity = getattr(self._nvml, reader.constant, None) if isinstance(reader, Field) else None
             if identity is None or not isinstance(reader, Field):
-                self._refused(metric, 13, seen)
+                self._refused(metric, 13, reading)
             else:
                 wanted.append((metric, identity if reader.scope is None else (identity, reader.scope)))
         if not wanted:
@@ -209,40 +207,40 @@ class DeviceReader:
         )
         for position, (metric, _) in enumerate(wanted):
             if isinstance(answers, Refusal):
-                self._refused(metric, answers.code, seen)
+                self._refused(metric, answers.code, reading)
             elif answers[position].nvmlReturn != 0:
-                self._refused(metric, int(answers[position].nvmlReturn), seen)
+                self._refused(metric, int(answers[position].nvmlReturn), reading)
             else:
-                self._put(metric, field_value(metric, answers[position]), seen)
+                self._put(metric, field_value(metric, answers[position]), reading)
 
-    def _read_gpm(self, due: Sequence[Metric], seen: Seen) -> None:
-        """Activity over the time since the last read, from a pair of GPM samples that swap roles."""
-        if not due or not self._gpm_start(due, seen) or self._gpm is None:
+    def _read_gpm(self, due: Sequence[Metric], reading: DeviceReading) -> None:
+        """Read the activity since the last read, from a pair of GPM samples that swap roles."""
+        if not due or not self._gpm_start(due, reading) or self._gpm is None:
             return
         self._gpm.reverse()
-        taken = self._guarded(lambda: self._gpm_sample(self._gpm[1] if self._gpm else None))
-        if isinstance(taken, Refusal):
+        answer = self._guarded(partial(self._gpm_sample, self._gpm[1]))
+        if isinstance(answer, Refusal):
             for metric in due:
-                self._refused(metric, taken.code, seen)
+                self._refused(metric, answer.code, reading)
             return
         if not self._gpm_ready:
             self._gpm_ready = True
             return
-        self._gpm_compute(due, seen)
+        self._gpm_compute(due, reading)
 
-    def _gpm_start(self, due: Sequence[Metric], seen: Seen) -> bool:
+    def _gpm_start(self, due: Sequence[Metric], reading: DeviceReading) -> bool:
         if self._gpm is not None:
             return True
         nvml = self._nvml
         support = self._guarded(lambda: nvml.nvmlGpmQueryDeviceSupport(self._parent or self._handle))
         if isinstance(support, Refusal) or not support.isSupportedDevice:
             for metric in due:
-                self._refused(metric, support.code if isinstance(support, Refusal) else 3, seen)
+                self._refused(metric, support.code if isinstance(support, Refusal) else 3, reading)
             return False
         buffers = [self._guarded(nvml.nvmlGpmSampleAlloc) for _ in range(2)]
         refusals = [buffer for buffer in buffers if isinstance(buffer, Refusal)]
         for metric in due if refusals else ():
-            self._refused(metric, refusals[0].code, seen)
+            self._refused(metric, refusals[0].code, reading)
         self._gpm = None if refusals else buffers
         return not refusals
 
@@ -252,7 +250,7 @@ class DeviceReader:
         else:
             self._nvml.nvmlGpmSampleGet(self._handle, sample)
 
-    def _gpm_compute(self, due: Sequence[Metric], seen: Seen) -> None:
+    def _gpm_compute(self, due: Sequence[Metric], reading: DeviceReading) -> None:
         nvml = self._nvml
         wanted = [(metric, engine, constant) for metric in due for engine, constant in engines(nvml, metric)]
         request = nvml.c_nvmlGpmMetricsGet_t()
@@ -263,66 +261,63 @@ class DeviceReader:
         for position, (_, _, constant) in enumerate(wanted):
             request.metrics[position].metricId = constant
         answer = self._guarded(lambda: nvml.nvmlGpmMetricsGet(request))
-        several: dict[str, list[Labelled]] = {}
+        by_engine: dict[str, list[Labelled]] = {}
         for position, (metric, engine, _) in enumerate(wanted):
             entry = request.metrics[position]
             if isinstance(answer, Refusal):
-                seen.absent[metric.name] = _REASONS.get(answer.code, f"NVML error {answer.code}")
+                reading.absent[metric.name] = _REASONS.get(answer.code, f"NVML error {answer.code}")
             elif entry.nvmlReturn != 0 and not engine:
-                self._refused(metric, int(entry.nvmlReturn), seen)
+                self._refused(metric, int(entry.nvmlReturn), reading)
             elif entry.nvmlReturn != 0 or entry.value != entry.value:
-                seen.absent[metric.name] = "no value yet"
+                reading.absent[metric.name] = "no value yet"
             elif engine is None:
-                self._put(metric, entry.value, seen)
+                self._put(metric, entry.value, reading)
             else:
-                several.setdefault(metric.name, []).append(
-                    Labelled((("engine", str(engine)),), entry.value * metric.scale)
-                )
-        seen.series |= several
-        for name in several:
-            seen.absent.pop(name, None)
+                labelled = Labelled((("engine", str(engine)),), entry.value * metric.scale)
+                by_engine.setdefault(metric.name, []).append(labelled)
+        reading.series |= by_engine
+        for name in by_engine:
+            reading.absent.pop(name, None)
 
-    def _read_processes(self, seen: Seen) -> None:
-        """Every process with a context, once; no number at all where the driver does not list them."""
-        found: dict[int, Process] = {}
+    def _read_processes(self, reading: DeviceReading) -> None:
+        """Read every process with a context, once; without a list from the driver, their number is absent."""
+        processes: dict[int, Process] = {}
         for kind, names in _PROCESS_CALLS:
             answer = self._first_answer(names)
             if isinstance(answer, Refusal):
                 if answer.code in {LOST, RESET_REQUIRED}:
-                    seen.failed = answer.code
+                    reading.failed = answer.code
                 if kind == "compute" and names is _PROCESS_CALLS[0][1]:
                     why = _REASONS.get(answer.code, f"NVML error {answer.code}")
-                    seen.absent["gpu_processes"] = f"the driver does not list processes: {why}"
+                    reading.absent["gpu_processes"] = f"the driver does not list processes: {why}"
                     return
                 continue
             for entry in answer:
-                found.setdefault(int(entry.pid), Process(int(entry.pid), _memory(entry.usedGpuMemory), kind))
-        seen.processes = tuple(found.values())
-        seen.values["gpu_processes"] = len(found)
+                processes.setdefault(int(entry.pid), Process(int(entry.pid), _memory(entry.usedGpuMemory), kind))
+        reading.processes = tuple(processes.values())
+        reading.values["gpu_processes"] = len(processes)
 
     def _first_answer(self, names: Sequence[str]) -> Any:
-        """The answer of the newest version of a call that this driver has, or the last refusal."""
+        """The answer of the newest version of a call that this driver supports, or the last refusal."""
         answer: Any = Refusal(13)
         for name in names:
             function = getattr(self._nvml, name, None)
             if function is not None:
-                answer = self._guarded(lambda call=function: call(self._handle))  # type: ignore[misc]
+                answer = self._guarded(partial(function, self._handle))
             if not (isinstance(answer, Refusal) and answer.code in {13, 25}):
                 return answer
         return answer
 
-    def _derive(self, seen: Seen) -> None:
-        values = seen.values
-        total, used = values.get("gpu_memory_total_bytes"), values.get("gpu_memory_used_bytes")
-        free = values.get("gpu_memory_free_bytes")
+    def _derive(self, reading: DeviceReading) -> None:
+        total, used, free = (reading.values.get(f"gpu_memory_{name}_bytes") for name in ("total", "used", "free"))
         if total and used is not None and free is not None and used + free > 0:
-            values["gpu_memory_used_ratio"] = used / (used + free)
+            reading.values["gpu_memory_used_ratio"] = used / (used + free)
 
-    def _verdict(self, seen: Seen) -> Health:
-        """By the newest of each counter: they are not all due at every read, and a fault stands until read as gone."""
-        if seen.failed is not None:
-            return Health("failed", _REASONS[seen.failed])
-        self._evidence |= {name: seen.values[name] for name in EVIDENCE & seen.values.keys()}
+    def _verdict(self, reading: DeviceReading) -> Health:
+        """The health by the latest value of each counter: not all are due at every read."""
+        if reading.failed is not None:
+            return Health("failed", _REASONS[reading.failed])
+        self._evidence |= {name: reading.values[name] for name in EVIDENCE & reading.values.keys()}
         return verdict(self._evidence)
 
 
@@ -334,12 +329,12 @@ _PROCESS_CALLS: tuple[tuple[Literal["compute", "graphics"], tuple[str, ...]], ..
 
 
 def engines(nvml: Any, metric: Metric) -> list[tuple[int | None, int]]:
-    """(engine, GPM metric id) of a metric that each engine has of its own; engine None for one that the device has."""
+    """(engine, GPM metric id) of a metric for each engine; engine None for a metric of the entire device."""
     assert isinstance(metric.reader, Gpm)
     before, middle, after = metric.reader.constant.partition("_0_")
     if not middle:
         return [(None, getattr(nvml, metric.reader.constant))]
-    numbered = ((engine, getattr(nvml, f"{before}_{engine}_{after}", None)) for engine in range(MOST_ENGINES))
+    numbered = ((engine, getattr(nvml, f"{before}_{engine}_{after}", None)) for engine in range(MAX_ENGINES))
     return [(engine, constant) for engine, constant in numbered if constant is not None]
 
 
@@ -357,7 +352,7 @@ def _memory(value: Any) -> int | None:
 
 
 def field_value(metric: Metric, answer: Any) -> float | int:
-    """The value of a field by its type; memory temperature is an unsigned int whatever a driver of r545 says."""
+    """The value of a field by its type; memory temperature is an unsigned int, although drivers r545 say otherwise."""
     if metric.name == "gpu_memory_temperature_celsius":
         return int(answer.value.uiVal)
     name = _VALUE_FIELDS.get(int(answer.valueType), "ullVal")

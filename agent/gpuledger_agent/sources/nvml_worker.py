@@ -1,7 +1,7 @@
-"""A thread with a deadline: what hangs in the driver hangs here, and nobody else waits.
+"""Worker threads for calls into the driver, so that a hanging call blocks nothing else.
 
 A call into NVML can take seconds or never return, and a thread inside it cannot be ended. So each GPU has one worker;
-whoever asks waits until the deadline at most, and a worker that is still busy gets no new work until it comes back.
+callers wait until a deadline at most, and a worker that is still busy gets no new call until the last one returns.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 
 
-class Pending(Generic[Answer]):
-    """An answer on its way."""
+class PendingAnswer(Generic[Answer]):
+    """The answer of a call that may still be running."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
         self._answer: Answer | None = None
         self._error: BaseException | None = None
 
-    def make(self, call: Callable[[], Answer]) -> None:
-        """Makes the call and keeps what came of it."""
+    def run(self, call: Callable[[], Answer]) -> None:
+        """Make the call and keep its answer or exception."""
         try:
             self._answer = call()
-        except BaseException as error:  # it is raised again where the answer is taken
+        except BaseException as error:  # raised again in `take`
             self._error = error
 
-    def announce(self) -> None:
-        """Lets those go on who wait for the answer."""
+    def set_done(self) -> None:
+        """Wake up whoever waits for the answer."""
         self._done.set()
 
     def take(self, deadline: float) -> Answer:
-        """The answer, waited for until `deadline` (time.monotonic()). Raises TimeoutError, or what the call raised."""
+        """Wait for the answer until `deadline` (time.monotonic()). Raises TimeoutError, or what the call raised."""
         if not self._done.wait(max(0.0, deadline - time.monotonic())):
             raise TimeoutError
         if self._error is not None:
@@ -52,16 +52,16 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], Answer]) -> Pending[Answer] | None:
-        """Starts a call; None when the last one has not returned yet."""
+    def submit(self, call: Callable[[], Answer]) -> PendingAnswer[Answer] | None:
+        """Start a call; None when the last one has not returned yet."""
         if not self._busy.acquire(blocking=False):
             return None
-        pending: Pending[Answer] = Pending()
+        pending: PendingAnswer[Answer] = PendingAnswer()
 
         def work() -> None:
-            pending.make(call)
-            self._busy.release()  # before the answer is out: whoever takes it may submit at once
-            pending.announce()
+            pending.run(call)
+            self._busy.release()  # before the answer can be taken, because its taker may submit at once
+            pending.set_done()
 
         self._work.put(work)
         return pending
@@ -71,5 +71,5 @@ class Worker:
             work()
 
     def end(self) -> None:
-        """Lets the thread end after the call that it is in."""
+        """Let the thread end after its current call."""
         self._work.put(None)

@@ -1,9 +1,8 @@
-"""Recordings: what a source gave, as JSON lines, so that a card seen once can be replayed anywhere.
+"""Recordings: the samples of a source as JSON lines, so that a card can be replayed anywhere.
 
 The first line is the header (format, node, driver, accelerators); each further line is one tick with its offset in
-milliseconds, the samples, and who held what. `.gz` files are compressed. A recording is taken from elsewhere, so
-everything in it is checked before it is used. Standard library only, so that a recording can be made on a
-machine that has nothing but nvidia-ml-py.
+milliseconds, the samples, and the holders. `.gz` files are compressed. A recording comes from elsewhere, so everything
+in it is checked before it is used. Standard library only, so that a machine with nothing but nvidia-ml-py can record.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, get_args
@@ -74,7 +73,7 @@ def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, S
             row["health"] = [sample.health.status, sample.health.cause]
         if sample.series:
             row["series"] = {
-                name: [[dict(one.labels), one.value] for one in several] for name, several in sample.series.items()
+                name: [[dict(entry.labels), entry.value] for entry in series] for name, series in sample.series.items()
             }
         if holders.get(sample.uuid):
             row["holders"] = [_holder_row(holder) for holder in holders[sample.uuid]]
@@ -83,16 +82,8 @@ def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, S
 
 
 def _holder_row(holder: Holder) -> dict[str, Any]:
-    workload = holder.workload
-    told = {
-        "id": workload.id,
-        "kind": workload.kind,
-        "user": workload.user,
-        "account": workload.account,
-        "name": workload.name,
-        "tags": dict(workload.tags),
-    }
-    return {"weight": holder.weight} | {name: value for name, value in told.items() if value}
+    workload = dataclasses.asdict(holder.workload)
+    return {"weight": holder.weight} | {name: value for name, value in workload.items() if value}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +105,7 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """Reads a recording. Raises SourceUnavailable naming file and line for anything that is not one."""
+    """Read a recording. Raises SourceUnavailable naming file and line of the first fault."""
     try:
         with open_text(path, "r") as file:
             lines = list(_objects(path, file))
@@ -127,7 +118,7 @@ def read(path: Path) -> Recording:
         accelerators = [_accelerator(entry) for entry in head["accelerators"]]
         inventory = Inventory(_optional(head["driver"], str), accelerators, tuple(map(str, head.get("problems", ()))))
     except (KeyError, TypeError, ValueError) as error:
-        raise SourceUnavailable(f"{path}:1: the header lacks or has a field that does not belong: {error}") from error
+        raise SourceUnavailable(f"{path}:1: the header has a missing, unknown or bad field: {error}") from error
     known = {entry.uuid for entry in accelerators}
     ticks = tuple(_tick(path, number, line, known) for number, line in lines[1:])
     for (earlier, later), (number, _) in zip(pairwise(ticks), lines[2:], strict=True):
@@ -153,7 +144,7 @@ def _tick(path: Path, number: int, line: dict[str, Any], known: set[str]) -> Tic
     try:
         offset_ms = _typed(line["offset_ms"], int)
         samples = tuple(_sample(offset_ms, row) for row in line["samples"])
-        holders = {row["uuid"]: _holders(row["holders"]) for row in line["samples"] if "holders" in row}
+        holders = {row["uuid"]: tuple(map(_holder, row["holders"])) for row in line["samples"] if "holders" in row}
     except KeyError as error:
         raise SourceUnavailable(f"{path}:{number}: is not a tick: {error} is missing") from error
     except (TypeError, ValueError, AttributeError) as error:
@@ -165,9 +156,9 @@ def _tick(path: Path, number: int, line: dict[str, Any], known: set[str]) -> Tic
 
 
 def _typed(value: Any, kind: type[Any]) -> Any:
-    """The value, when it is of this type. Raises ValueError."""
+    """The value if it is of this type. Raises ValueError."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{value!r} is no {kind.__name__}")
+        raise ValueError(f"{value!r} is not a {kind.__name__}")
     return value
 
 
@@ -178,13 +169,13 @@ def _optional(value: Any, kind: type[Any]) -> Any:
 def _accelerator(entry: dict[str, Any]) -> Accelerator:
     for name, kind in (("uuid", str), ("device_uuid", str), ("index", int), ("model", str)):
         _typed(entry[name], kind)
-    made = Accelerator(**entry)
-    if not 0 < _typed(made.gpu_micro, int) <= 1_000_000:
-        raise ValueError(f"gpu_micro {made.gpu_micro} is no share of a device")
-    _optional(made.mig_instance, str)
-    _optional(made.memory_bytes, int)
-    _optional(made.pci_bus_id, str)
-    return made
+    accelerator = Accelerator(**entry)
+    if not 0 < _typed(accelerator.gpu_micro, int) <= 1_000_000:
+        raise ValueError(f"gpu_micro {accelerator.gpu_micro} is not a share of a device")
+    _optional(accelerator.mig_instance, str)
+    _optional(accelerator.memory_bytes, int)
+    _optional(accelerator.pci_bus_id, str)
+    return accelerator
 
 
 def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
@@ -197,37 +188,28 @@ def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
     values = {name: _number(name, value) for name, value in row["values"].items()}
     absent = {name: _typed(reason, str) for name, reason in row.get("absent", {}).items()}
     series = {
-        _metric(name): [_labelled(name, *one) for one in several] for name, several in row.get("series", {}).items()
+        _one_of(name, BY_NAME): [_labelled(name, *entry) for entry in entries]
+        for name, entries in row.get("series", {}).items()
     }
     return Sample(_typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health, series)
 
 
-def _metric(name: str) -> str:
-    if name not in BY_NAME:
-        raise ValueError(f"{name!r} is no metric of the catalogue")
-    return name
-
-
 def _labelled(name: str, labels: dict[str, Any], value: Any) -> Labelled:
     if not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"{name} has a label that is none")
+        raise ValueError(f"{name} has a malformed label")
     return Labelled(tuple((label, _typed(text, str)) for label, text in labels.items()), _number(name, value))
 
 
 def _number(name: str, value: Any) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}, which is no number")
+        raise ValueError(f"{name} is {value!r}, which is not a number")
     return value
 
 
-def _one_of(value: Any, known: frozenset[str]) -> Any:
+def _one_of(value: Any, known: Collection[str]) -> Any:
     if value not in known:
-        raise ValueError(f"{value!r} is none of {', '.join(sorted(known))}")
+        raise ValueError(f"{value!r} is not one of {', '.join(sorted(known))}")
     return value
-
-
-def _holders(rows: Sequence[dict[str, Any]]) -> tuple[Holder, ...]:
-    return tuple(_holder(row) for row in rows)
 
 
 def _holder(row: dict[str, Any]) -> Holder:

@@ -1,6 +1,6 @@
-"""A recording as a source: its ticks come back in their own rhythm, again from the start when they are through.
+"""A recording as a source: its ticks are replayed at their own pace, in a loop.
 
-It is its own owner source: the pids in a recording mean nothing on the machine that replays it.
+It is also the owner source: the pids in a recording mean nothing on the machine that replays it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, So
 
 
 class ReplaySource:
-    """Gives the tick that is due at each read, stamped with the present monotonic time."""
+    """Returns the tick that is due at each read, with the current monotonic time."""
 
     name = "replay"
 
@@ -28,7 +28,7 @@ class ReplaySource:
         self._last: Tick | None = None
 
     def open(self) -> Inventory:
-        """Reads the whole recording. Raises SourceUnavailable naming file and line."""
+        """Read the recording. Raises SourceUnavailable naming file and line."""
         self._recording = read(self._path)
         if not self._recording.ticks:
             raise SourceUnavailable(f"{self._path}: the recording has no ticks")
@@ -51,12 +51,12 @@ class ReplaySource:
         accelerators: Sequence[Accelerator],  # noqa: ARG002
         samples: Sequence[Sample],  # noqa: ARG002
     ) -> Mapping[str, Sequence[Holder]]:
-        """Who held what in the tick that was read last."""
+        """The holders in the tick that was read last."""
         return {} if self._last is None else self._last.holders
 
     def _typical_step(self) -> int:
         return max(1, (self._offsets[-1] - self._offsets[0]) // max(1, len(self._offsets) - 1))
 
     def close(self) -> None:
-        """Forgets the recording."""
+        """Forget the recording."""
         self._recording = self._last = None

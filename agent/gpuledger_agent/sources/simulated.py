@@ -1,4 +1,4 @@
-"""One node of the simulated fleet as a source, and as the owner source that knows its workloads."""
+"""One node of the simulated fleet as a source, and as the owner source of its workloads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from gpuledger_agent.clock import wall_ms
 from gpuledger_agent.sources.fleet import GIB, MODELS, Fleet, Hold, Lane, activity
 from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Holder, Inventory, Process, Sample, Workload
 
@@ -15,13 +16,8 @@ NO_COUNTER = "the simulation has no energy counter; energy is integrated from po
 MIG_REASON = "not supported on a MIG instance"
 
 
-def wall_ms() -> int:
-    """The wall clock in unix milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
 class SimulatedSource:
-    """A node of a fleet. Without a clock it lives now; with one (unix ms), its monotonic time is that clock's too."""
+    """A node of a fleet at the current time, or at that of `clock` (unix ms), which is then its monotonic time too."""
 
     name = "simulated"
 
@@ -35,7 +31,7 @@ class SimulatedSource:
         return Inventory("simulated", self._node.accelerators)
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Nothing to release."""
 
     def _now(self) -> tuple[int, int]:
         """Unix milliseconds and monotonic nanoseconds of this tick."""
@@ -64,37 +60,31 @@ class SimulatedSource:
         return Sample(entry.uuid, monotonic_ns, values, absent, processes, Health())
 
     def holders(self, accelerators: Sequence[Accelerator], samples: Sequence[Sample]) -> Mapping[str, Sequence[Holder]]:  # noqa: ARG002
-        """Who holds each accelerator now, also one that has failed."""
+        """The holders of each accelerator now, also of failed ones."""
         at_ms, _ = self._now()
-        found: dict[str, Sequence[Holder]] = {}
+        holders: dict[str, Sequence[Holder]] = {}
         for slot, entry in enumerate(self._node.accelerators):
             lane = self._lane_of.get(slot)
             hold = None if lane is None else self._fleet.holding(lane, at_ms)
             if lane is not None and hold is not None:
-                found[entry.uuid] = shared(lane, hold)
-        return found
+                holders[entry.uuid] = lane_holders(lane, hold)
+        return holders
 
 
-def shared(lane: Lane, hold: Hold) -> tuple[Holder, ...]:
-    """The holders of a lane: one, or (where it is time-sliced) the workload and a neighbour at equal weights."""
+def lane_holders(lane: Lane, hold: Hold) -> tuple[Holder, ...]:
+    """The holders of a lane: one, or (where it is time-sliced) the workload and another one at equal weights."""
     first = Holder(hold.workload)
     if lane.sharers == 1:
         return (first,)
-    neighbour = Workload(
-        f"{hold.workload.id}-b",
-        "simulated",
-        "ines",
-        "nlp",
-        "retrieval-serving",
-        {"team": "nlp", "project": "retrieval"},
-    )
-    return (first, Holder(neighbour))
+    tags = {"team": "nlp", "project": "retrieval"}
+    second = Workload(f"{hold.workload.id}-b", "simulated", "ines", "nlp", "retrieval-serving", tags)
+    return (first, Holder(second))
 
 
 def readings(
     entry: Accelerator, model: str, hold: Hold | None, active: float
 ) -> tuple[dict[str, float | int], dict[str, str]]:
-    """What such a card would tell: values in base units, and what is absent with its reason."""
+    """The readings of such a card: values in base units, and reasons for absent ones."""
     _, memory, idle_watts, full_watts = MODELS[model]
     total = entry.memory_bytes or memory
     used = 600 * 1024**2 if hold is None else min(int(total * (0.35 + 0.5 * active)), total - GIB // 2)

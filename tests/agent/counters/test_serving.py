@@ -8,7 +8,7 @@ import pytest
 
 from fakes import serving as fake
 from gpuledger_agent import serving
-from gpuledger_agent.serving import MOST_PAGE_BYTES, CounterReader, endpoints, page, whose
+from gpuledger_agent.serving import MAX_PAGE_BYTES, CounterReader, endpoints, fetch_page, find_workload
 from gpuledger_common.readings import Holder, Workload
 from gpuledger_common.serving_counters import parse
 
@@ -74,14 +74,14 @@ def test_lines_that_no_counter_shows_say_nothing():
 
 
 def test_a_counter_belongs_to_the_only_or_the_named_workload():
-    """Where it is not clear whose it is, there is a sentence and no reading."""
+    """Where it is not clear find_workload it is, there is a sentence and no reading."""
     both = [Holder(LLM), Holder(OTHER), Holder(LLM)]
-    assert whose("", [Holder(LLM), Holder(LLM)]) is LLM
-    assert whose("train", both) is OTHER
-    assert whose("4711", both) is LLM
-    assert "name one" in whose("", both)
-    assert "'gone'" in whose("gone", both)
-    assert "no workload" in whose("", [])
+    assert find_workload("", [Holder(LLM), Holder(LLM)]) is LLM
+    assert find_workload("train", both) is OTHER
+    assert find_workload("4711", both) is LLM
+    assert "name one" in find_workload("", both)
+    assert "'gone'" in find_workload("gone", both)
+    assert "no workload" in find_workload("", [])
 
 
 def test_a_round_reads_every_endpoint_and_a_failing_one_delays_nobody():
@@ -101,8 +101,8 @@ def test_a_round_reads_every_endpoint_and_a_failing_one_delays_nobody():
 
 def test_a_page_is_bounded():
     """A server that sends for ever is read up to the bound."""
-    with fake.serving(lambda: "x" * (MOST_PAGE_BYTES + 10)) as large, pytest.raises(ValueError, match="is over"):
-        page(large.url)
+    with fake.serving(lambda: "x" * (MAX_PAGE_BYTES + 10)) as large, pytest.raises(ValueError, match="is larger than"):
+        fetch_page(large.url)
 
 
 def test_a_file_belongs_to_the_workload_that_it_is_named_after(tmp_path):
@@ -130,18 +130,18 @@ def test_a_file_that_is_none_holds_nothing_up(tmp_path, caplog):
     assert len(os.listdir("/proc/self/fd")) == open_files
     assert [one.source for one in made.take()] == ["file:4712.prom"]
     said = [record.getMessage() for record in caplog.records]
-    assert "counters of file:4711.prom: gives no counters: is no file" in said
+    assert "counters of file:4711.prom: no counters: not a regular file" in said
     assert any(one.startswith("counters of file:a\\nERROR b.prom: no workload") for one in said)
-    assert len(made._said) == 4
+    assert len(made._logged) == 4
     for path in tmp_path.iterdir():
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     made.read()
-    assert made._said == {}
+    assert made._logged == {}
 
 
 def test_of_more_readings_than_are_kept_the_oldest_go(tmp_path, monkeypatch):
     """In the order of their making, what could not be spooled before what was read meanwhile; no endless labels."""
-    monkeypatch.setattr(serving, "MOST_KEPT", 3)
+    monkeypatch.setattr(serving, "MAX_READINGS", 3)
     file, now = tmp_path / "4711.prom", [0]
     made = reader(progress_dir=tmp_path, now=lambda: now[0])
 

@@ -80,11 +80,11 @@ def test_hup_takes_new_settings_and_keeps_old_ones_when_they_are_bad(agent):
         running.wait_for(lambda: target.committed())
         running.config.write_text("sample_intervall_s = 1\n")
         running.process.send_signal(signal.SIGHUP)
-        running.wait_for(running.said("the settings stay as they were"))
+        running.wait_for(running.said("the settings are unchanged"))
         assert "sample_interval_s" in running.log.read_text()
         running.config.write_text("sample_interval_s = 0.2\npush_interval_s = 1\n")
         running.process.send_signal(signal.SIGHUP)
-        running.wait_for(running.said("settings read again"))
+        running.wait_for(running.said("settings reloaded"))
         count = len(target.committed())
         running.wait_for(lambda: len(target.committed()) > count)
         assert running.stop() == 0
@@ -121,7 +121,7 @@ def test_release_lets_the_gpus_go_and_resume_takes_them_up(agent):
         assert (last.usage_intervals, last.samples.at_ms) == ([], [])
         assert last.heartbeat.status == "degraded"
         assert "released" in last.heartbeat.detail
-        assert "taken up again" in command("resume").stdout
+        assert "sampling resumes" in command("resume").stdout
         running.wait_for(lambda: target.batches[-1].heartbeat.status == "ok" and target.batches[-1].usage_intervals)
         assert command("release", "--for", "1s").returncode == 0
         count = len(target.batches)
@@ -139,7 +139,7 @@ def test_why_nothing_is_delivered_stands_in_the_log_once(agent):
         before = len(target.batches)
         running.wait_for(lambda: len(target.batches) > before + 1)
         target.answers = lambda _: (200, {}, b'{"status":"committed"}')
-        running.wait_for(running.said("INFO the collector takes batches again"))
+        running.wait_for(running.said("INFO the collector accepts batches again"))
         assert running.log.read_text().count("status 503") == 1
 
 
@@ -156,7 +156,7 @@ def test_a_page_that_cannot_be_made_is_said_once_and_counted(tmp_path, capfd):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
     finally:
         end()
-    assert running.sampler.faults.counts == {"metrics": 2}
+    assert running.sampler.exceptions.counts == {"metrics": 2}
     said = capfd.readouterr().err
     assert (said.count("ERROR metrics: "), "Traceback" in said) == (1, False)
 
@@ -201,7 +201,7 @@ def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "environment", "code", "words"),
     [
-        (["run"], {"GPULEDGER_AGENT_NODDE": "x"}, 2, "the nearest one is node"),
+        (["run"], {"GPULEDGER_AGENT_NODDE": "x"}, 2, "the nearest one is GPULEDGER_AGENT_NODE"),
         (["run"], {"GPULEDGER_AGENT_SAMPLE_INTERVAL_S": "often"}, 2, "'often' is not a float"),
         (["run"], {"GPULEDGER_AGENT_SOURCE": "nvidia"}, 2, "not one of nvml, dcgm"),
         (["run", "--source", "dcgm"], {}, 2, "needs an address or a file"),

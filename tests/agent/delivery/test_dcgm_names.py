@@ -7,7 +7,7 @@ import pytest
 from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
 from gpuledger_common.dcgm_page import parse
-from gpuledger_common.exporter_names import families, text_of
+from gpuledger_common.exporter_names import families, render
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 AT = 1_790_850_000_000
@@ -18,7 +18,7 @@ def page(node, vintage):
     inventory = source.open()
     samples = {sample.uuid: sample for sample in source.read(())}
     seen = [(entry, samples[entry.uuid], ()) for entry in inventory.accelerators]
-    return inventory, samples, text_of(families(node, "580.1", seen, vintage))
+    return inventory, samples, render(families(node, "580.1", seen, vintage))
 
 
 @pytest.mark.parametrize("vintage", ["old", "new"])
@@ -26,7 +26,7 @@ def page(node, vintage):
 def test_what_we_write_reads_back_as_it_was(node, vintage):
     """Every accelerator, MIG instances too, and every reading that both sides know comes back in base units."""
     inventory, samples, text = page(node, vintage)
-    back = parse(text).seen
+    back = parse(text).accelerators
     assert len(back) == len(inventory.accelerators)
     for entry, (_, seen) in zip(inventory.accelerators, back.items(), strict=True):
         assert seen.accelerator.mig_instance == entry.mig_instance

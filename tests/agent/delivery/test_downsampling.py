@@ -12,7 +12,7 @@ from gpuledger_agent import downsampling
 from gpuledger_agent.exposition import AgentCollector
 from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.sampler import Sampler
-from gpuledger_agent.spool import Counts, DiskNearlyFull, Holds, Lost, Spool
+from gpuledger_agent.spool import BatchContents, BatchCounts, DiskNearlyFull, RecordLosses, Spool
 from gpuledger_common.batches import unpack
 from gpuledger_common.catalogue import METRICS
 from gpuledger_common.meter import Meter
@@ -111,17 +111,17 @@ def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
     assert counts.dropped > 0
     assert lost.usage_intervals_dropped == 0
     assert lost.readings_dropped > 0
-    assert lost.readings_thinned > 0
+    assert lost.readings_downsampled > 0
     assert largest <= 2 * MIB
     registry = CollectorRegistry()
     registry.register(AgentCollector(sampler, spool))
     page = generate_latest(registry).decode()
-    assert f'records_lost_total{{how="thinned",record="reading"}} {float(lost.readings_thinned)}' in page
+    assert f'records_lost_total{{how="downsampled",record="reading"}} {float(lost.readings_downsampled)}' in page
     assert f'records_lost_total{{how="dropped",record="reading"}} {float(lost.readings_dropped)}' in page
     batches = delivered(spool)
     assert held_ms(batches) == 4 * (source.now_ms - START - 10_000)
     arrived = sum(len(batch.samples.at_ms) for batch in batches)
-    assert arrived + lost.readings_dropped + lost.readings_thinned == 4 * 6 * 60 * 20
+    assert arrived + lost.readings_dropped + lost.readings_downsampled == 4 * 6 * 60 * 20
     assert spool.counts().acked == spool.counts().produced - spool.counts().dropped
 
 
@@ -161,7 +161,7 @@ def test_thin_keeps_the_fullest_reading_of_each_minute():
             (70_000, "a", {"x": 5}),
         )
     ]
-    kept = [(at, sample.uuid, dict(sample.values)) for at, sample in downsampling.thinned(rows)]
+    kept = [(at, sample.uuid, dict(sample.values)) for at, sample in downsampling.downsample(rows)]
     assert kept == [(0, "b", {"x": 1}), (10_000, "a", {"x": 2, "slow": 1}), (70_000, "a", {"x": 5})]
 
 
@@ -173,10 +173,10 @@ def test_when_only_money_is_left_the_oldest_of_it_goes_and_is_counted(tmp_path):
     """The last resort, with its numbers and how many usage intervals were in them."""
     with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
         for _ in range(60):
-            spool.add(big(40_000), START, Holds(usage_intervals=3, readings=5))
+            spool.add(big(40_000), START, BatchContents(usage_intervals=3, readings=5))
         counts, lost = spool.counts(), spool.lost()
         assert counts.conserved
-        assert lost == Lost(3 * counts.dropped, 5 * counts.dropped, 0)
+        assert lost == RecordLosses(3 * counts.dropped, 5 * counts.dropped, 0)
         assert spool.next("oldest").seq == counts.dropped + 1
 
 
@@ -184,39 +184,22 @@ def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
     """The file does not grow; what waits of readings gives its pages to new usage intervals, until none is left."""
     with contextlib.closing(spool_of(tmp_path, 64 * MIB)) as spool:
         for _ in range(40):
-            spool.add(big(40_000), START, Holds(readings=9))
+            spool.add(big(40_000), START, BatchContents(readings=9))
     size = (tmp_path / "spool.sqlite").stat().st_size
     with contextlib.closing(spool_of(tmp_path, 64 * MIB, free_floor=2**62)) as spool:
 
         def pile_up():
             for _ in range(50):
-                spool.add(big(40_000), START, Holds(usage_intervals=1))
+                spool.add(big(40_000), START, BatchContents(usage_intervals=1))
 
         with pytest.raises(DiskNearlyFull):
             pile_up()
         counts = spool.counts()
         assert counts.conserved
-        assert spool.lost() == Lost(0, 40 * 9, 0)
+        assert spool.lost() == RecordLosses(0, 40 * 9, 0)
         assert 36 <= counts.pending <= 41
         assert {reason for *_, reason in spool.losses()} == {"disk nearly full"}
     assert (tmp_path / "spool.sqlite").stat().st_size <= size + 4 * 4096
-
-
-def test_a_spool_of_an_older_version_is_taken_over(tmp_path):
-    """Its batches wait on as they were; they may hold usage intervals, so they are kept as long as those."""
-    with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
-        spool.add(big(40_000), START)
-        epoch = spool.epoch
-    with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite")) as file, file:
-        file.execute("ALTER TABLE batch DROP COLUMN usage_intervals")
-        file.execute("ALTER TABLE batch DROP COLUMN readings")
-        file.execute("DELETE FROM counter WHERE name LIKE '%_dropped'")
-    with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
-        assert (spool.epoch, spool.quarantined, spool.counts().pending) == (epoch, None, 1)
-        for _ in range(40):
-            spool.add(big(40_000), START, Holds(readings=1))
-        assert spool.next("oldest").seq == 1
-        assert spool.counts().conserved
 
 
 class Broken:
@@ -231,7 +214,7 @@ class Broken:
         return 0.0
 
     def counts(self):
-        return Counts(0, 0, 0, 0, 0)
+        return BatchCounts(0, 0, 0, 0, 0)
 
     def add(self, *_):
         raise sqlite3.OperationalError("disk I/O error")
@@ -240,7 +223,7 @@ class Broken:
 @pytest.mark.parametrize("everything", [False, True])
 def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(noise, tmp_path, monkeypatch, everything):
     """Usage intervals wait in memory, abutting ones as one for each hour; readings up to a bound, the rest counted."""
-    monkeypatch.setattr("gpuledger_agent.sampler.MOST_ROWS", 100)
+    monkeypatch.setattr("gpuledger_agent.sampler.MAX_ROWS", 100)
     source, sampler = noise
     for _ in range(2880):
         sampler.tick(lambda ns: ns // 10**6, ("fast",))

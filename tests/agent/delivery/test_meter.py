@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_agent.clock import MOST_AHEAD_MS, STEP_TOLERANCE_MS, Clock
+from gpuledger_agent.clock import MAX_AHEAD_MS, STEP_TOLERANCE_MS, Clock
 from gpuledger_common.batches import BatchMaker
-from gpuledger_common.meter import HOUR_MS, MOST_TOLD, Meter
+from gpuledger_common.meter import HOUR_MS, MAX_METERED_RANGES, Meter
 from gpuledger_common.readings import Accelerator, Health, Holder, Sample, Workload
 
 START = 1_790_812_800_000
@@ -183,7 +183,7 @@ def test_no_instant_is_told_twice_whatever_is_done_to_the_clock(steps):
     held_ms = sum(span.end_ms - span.start_ms for span in spans)
     elapsed_ms = sum(elapsed for elapsed, _ in steps)
     assert held_ms + meter.discarded_after_clock_step_ms + at_jumps == elapsed_ms
-    assert -MOST_AHEAD_MS <= clock.skew_ms <= STEP_TOLERANCE_MS
+    assert -MAX_AHEAD_MS <= clock.skew_ms <= STEP_TOLERANCE_MS
     assert lived(steps)[0] == spans
 
 
@@ -192,7 +192,7 @@ def test_a_step_that_is_not_followed_costs_nothing(steps):
     """While the wall clock stays within the tolerances, every millisecond is held, once."""
     small, sum_ms = [], 0
     for elapsed, step in steps:
-        step = max(-MOST_AHEAD_MS - sum_ms, min(STEP_TOLERANCE_MS - sum_ms, step))
+        step = max(-MAX_AHEAD_MS - sum_ms, min(STEP_TOLERANCE_MS - sum_ms, step))
         sum_ms += step
         small.append((elapsed, step))
     spans, meter, clock, at_jumps = lived(small)
@@ -224,5 +224,5 @@ def test_what_is_remembered_as_told_is_bounded():
     spans, meter, clock, _ = lived([(10_000, 0), (10_000, -(10**8)), (10_000, 0), (10_000, 3 * 10**8)] * 100)
     in_order = sorted(spans, key=lambda span: span.start_ms)
     assert clock.jumps == 200
-    assert len(meter._told) <= MOST_TOLD
+    assert len(meter._metered_ranges) <= MAX_METERED_RANGES
     assert all(before.end_ms <= after.start_ms for before, after in pairwise(in_order))

@@ -13,8 +13,9 @@ from gpuledger_agent.push import Http, Pusher, Reply, backoff, reaction, retry_a
 from gpuledger_agent.spool import Spool
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, pack, unpack
-from gpuledger_common.meter import Span
+from gpuledger_common.meter import MeteredInterval
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.settings import SettingsError
 
 NOW = 1_790_812_800_000
 GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA L4")
@@ -28,7 +29,9 @@ def make(spans=4):
 
     def batch(epoch, seq):
         maker = BatchMaker([GPU], "p", {})
-        many = [Span("GPU-a", "held", JOBS, NOW + 9 * at, NOW + 9 * at + 9, 9, 0, 0, 30) for at in range(spans)]
+        many = [
+            MeteredInterval("GPU-a", "held", JOBS, NOW + 9 * at, NOW + 9 * at + 9, 9, 0, 0, 30) for at in range(spans)
+        ]
         rows = [
             (NOW + at, Sample("GPU-a", 0, {"gpu_power_watts": float(at), "gpu_energy_joules_total": 0.1 * at}))
             for at in range(spans)
@@ -285,5 +288,5 @@ def test_the_loop_stops_when_told(spool):
 )
 def test_an_address_that_is_none_is_refused(url):
     """The sentence shows the form."""
-    with pytest.raises(ValueError, match="collector_url"):
+    with pytest.raises(SettingsError, match="collector_url"):
         Http(url)

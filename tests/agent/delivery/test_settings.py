@@ -31,7 +31,7 @@ def test_all_faults_are_told_at_once(tmp_path):
         "1.5 is not a int",
         "True is not a float",
         "GPULEDGER_AGENT_POOOL",
-        "nearest one is pool",
+        "nearest one is GPULEDGER_AGENT_POOL",
     ):
         assert words in message
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_agent.spool import DiskNearlyFull, Holds, Spool, SpoolUnavailable, uuid7
+from gpuledger_agent.spool import BatchContents, DiskNearlyFull, Spool, SpoolUnavailable, uuid7
 
 NOW = 1_790_812_800_000
 
@@ -67,9 +67,9 @@ def test_every_batch_is_accounted_for(tmp_path_factory, steps):
         elif step == "ack" and waiting:
             spool.acknowledge(waiting.seq)
         elif step == "dead_letter" and waiting:
-            spool.dead_notification(waiting.seq, "no")
+            spool.dead_letter(waiting.seq, "no")
         elif step == "split" and waiting:
-            spool.replace(waiting.seq, [(body_of(), Holds()), (body_of(), Holds())], NOW)
+            spool.replace(waiting.seq, [(body_of(), BatchContents()), (body_of(), BatchContents())], NOW)
         elif step in {"restart", "crash"}:
             if step == "crash":  # the files as they are at this moment, without a close
                 copy = tmp_path_factory.mktemp("crashed")
@@ -128,7 +128,7 @@ def test_on_a_disk_without_room_to_spare_little_is_spooled_and_nothing_dropped(t
 
     def pile_up():
         for _ in range(100):
-            spool.add(body_of(100_000), NOW, Holds(usage_intervals=1))
+            spool.add(body_of(100_000), NOW, BatchContents(usage_intervals=1))
 
     with pytest.raises(DiskNearlyFull, match="the disk is nearly full"):
         pile_up()
@@ -190,7 +190,7 @@ def test_a_file_of_another_program_is_put_aside(tmp_path):
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     """A file in the place of the folder: which one, and why."""
     (tmp_path / "state").write_text("")
-    with pytest.raises(SpoolUnavailable, match=r"the spool folder .*/state/agent cannot be made"):
+    with pytest.raises(SpoolUnavailable, match=r"the spool folder .*/state/agent cannot be created"):
         opened(tmp_path / "state" / "agent")
     (tmp_path / "spool.sqlite").mkdir()
     with pytest.raises(SpoolUnavailable, match=r"spool\.sqlite cannot be written"):
@@ -230,7 +230,7 @@ def test_refusals_never_crowd_out_what_waits(tmp_path):
     """However many batches are buried, their bytes keep to an eighth of the spool; the rest stays for new ones."""
     spool = opened(tmp_path, 1024 * 1024)
     for _ in range(60):
-        spool.dead_notification(spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 12_000, NOW), "no")
+        spool.dead_letter(spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 12_000, NOW), "no")
     assert [notification[0] for notification in spool.dead_letters()] == list(range(1, 61))
     for _ in range(12):
         spool.add(lambda epoch, seq: bytes(48_000), NOW)
@@ -245,8 +245,8 @@ def test_refusals_never_crowd_out_what_waits(tmp_path):
 def test_burying_twice_counts_once(spool):
     """A batch that has left the queue is not buried again."""
     seq = spool.add(body_of(), NOW)
-    spool.dead_notification(seq, "no")
-    spool.dead_notification(seq, "no")
+    spool.dead_letter(seq, "no")
+    spool.dead_letter(seq, "no")
     assert (spool.counts().dead, spool.dead_letters()) == (1, [(seq, "batch", "no")])
 
 

@@ -98,10 +98,10 @@ def test_an_exception_of_the_source_ends_one_round(daemon, spool, caplog):
     daemon.sampler.source.broken = None
     rounds(daemon, 1)
     assert daemon.sampler.ticks == 3
-    assert daemon.sampler.faults.counts == {"source": 2}
+    assert daemon.sampler.exceptions.counts == {"source": 2}
     (line,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR)
     assert re.fullmatch(
-        r"source: KeyError: 'nvmlFieldValue' at test_survival.py:\d+; sampling goes on without it", line
+        r"source: KeyError: 'nvmlFieldValue' at test_survival.py:\d+; sampling continues without it", line
     )
     assert len(usage_intervals(daemon, spool)) == 2
     assert daemon.sampler.source.opened == 1
@@ -140,7 +140,7 @@ def test_a_note_of_a_release_that_cannot_be_read_stops_nothing(daemon, tmp_path,
     """Whoever may write the folder may write anything there."""
     (tmp_path / release.NAME).write_text(note, encoding="latin-1")
     rounds(daemon, 2)
-    assert (daemon.sampler.ticks, daemon.sampler.faults.counts) == (2, {})
+    assert (daemon.sampler.ticks, daemon.sampler.exceptions.counts) == (2, {})
 
 
 def test_the_agents_user_may_read_a_note_of_a_careful_administrator(tmp_path):
@@ -179,8 +179,8 @@ def test_a_reload_says_what_only_a_restart_changes(daemon, caplog):
     )
     with caplog.at_level(logging.INFO, "gpuledger_agent"):
         daemon._reload()
-    (line,) = (record.getMessage() for record in caplog.records if "read again" in record.getMessage())
-    assert line == "settings read again; pool, metrics_listen, owner_stale_s change with a restart"
+    (line,) = (record.getMessage() for record in caplog.records if "reloaded" in record.getMessage())
+    assert line == "settings reloaded; a restart is needed for pool, metrics_listen, owner_stale_s"
     assert daemon.settings.push_interval_s == 7
 
 
@@ -199,7 +199,7 @@ def test_an_owner_source_that_raises_takes_no_other_with_it(daemon, spool):
     again = usage_intervals(daemon, spool)
     assert {usage_interval.state for usage_interval in again} == {"held"}
     assert min(usage_interval.start_ms for usage_interval in again if usage_interval.accelerator == 0) == ends[0]
-    assert daemon.sampler.faults.counts == {"owner Owner": 3}
+    assert daemon.sampler.exceptions.counts == {"owner Owner": 3}
 
 
 def test_a_reading_that_no_arithmetic_can_take_is_that_accelerators_loss(daemon, spool):
@@ -210,7 +210,7 @@ def test_a_reading_that_no_arithmetic_can_take_is_that_accelerators_loss(daemon,
     daemon.sampler.source.values = {"gpu_utilization_ratio": 0.9}
     rounds(daemon, 2)
     assert daemon.sampler.ticks == 5
-    assert daemon.sampler.faults.counts == {"meter": 2}
+    assert daemon.sampler.exceptions.counts == {"meter": 2}
     assert len(usage_intervals(daemon, spool)) == 4
 
 

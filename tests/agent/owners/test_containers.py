@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,21 +11,20 @@ from fakes import engine as fake
 from fakes import podman as fake_podman
 from fakes.engine import container, gpus
 from gpuledger_agent.owners import open_owners
-from gpuledger_agent.owners.containerd import Containerd, given_by_specification
+from gpuledger_agent.owners.containerd import Containerd, specified_devices
 from gpuledger_agent.owners.containers import (
     MAX_ANSWER_BYTES,
     ContainerOwners,
     Engine,
     EngineFailed,
     EngineSilent,
-    given_by_command,
+    devices_of_command,
     resolve,
 )
-from gpuledger_agent.owners.described import DescribedOwners
-from gpuledger_agent.owners.places import Places
+from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_agent.owners.processes import ProcessOwners
 from gpuledger_agent.owners.protobuf import BadMessage
-from gpuledger_agent.owners.refreshed import Refreshed
+from gpuledger_agent.settings import Settings
 from gpuledger_common.readings import Accelerator, Process, Sample, Workload
 
 UUID = "GPU-8c7a2f10-3b44-4a0e-9d55-0a1b2c3d4e5f"
@@ -46,7 +46,7 @@ def docker(tmp_path):
 
 def owners_of(docker):
     """Owners from what the engine answers now."""
-    containers = Refreshed("containers", Engine(docker.path).look, 60, 60)
+    containers = PolledValue("containers", Engine(docker.path).look, 60, 60)
     containers.refresh()
     return ContainerOwners(containers)
 
@@ -155,7 +155,7 @@ def test_a_container_found_by_its_process_is_described(docker, tmp_path):
     (folder / "comm").write_text("python\n")
     (folder / "cgroup").write_text(f"0::/system.slice/docker-{'a' * 64}.scope\n")
     containers = owners_of(docker)
-    found = DescribedOwners(ProcessOwners(tmp_path / "proc", lambda uid: "amina"), [containers.describe])
+    found = ProcessOwners(tmp_path / "proc", lambda uid: "amina", [containers.describe])
     sample = Sample(UUID, 0, {}, processes=[Process(77)])
     (holder,) = found.holders(GPUS, [sample])[UUID]
     assert (holder.workload.id, holder.workload.user, holder.workload.name) == ("a" * 12, "amina", "notebook")
@@ -231,7 +231,7 @@ def test_an_engine_that_hangs_costs_the_timeout_and_one_that_is_gone_nothing(doc
 )
 def test_a_podman_command_names_the_devices_of_cdi(command, given):
     """The only trace that podman keeps of a CDI name."""
-    assert [name.rpartition("=")[2] for name in given_by_command(command.split())] == given
+    assert [name.rpartition("=")[2] for name in devices_of_command(command.split())] == given
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_a_real_containerd_tells_what_runs_and_what_it_was_given(containerd):
     containerd.run("default", "train", "--label", "team=vision", "--gpus", "1")
     containerd.run("default", "web", "--env", "NVIDIA_VISIBLE_DEVICES=all")
     containerd.run("k8s.io", "pod", "--gpus", "0")
-    containers = Refreshed("containers", Containerd(containerd.path).look, 60, 60)
+    containers = PolledValue("containers", Containerd(containerd.path).look, 60, 60)
     containers.refresh()
     assert set(containers.value()) == {"train", "web"}
     found = ContainerOwners(containers).holders(GPUS, [])
@@ -291,14 +291,14 @@ def test_a_real_containerd_tells_what_runs_and_what_it_was_given(containerd):
 )
 def test_a_specification_gives_by_hook_device_file_and_runtime(specification, nvidia_runtime, given):
     """A privileged container, which has every device of the node, was given none."""
-    assert list(given_by_specification(json.dumps(specification).encode(), nvidia_runtime)) == given
+    assert list(specified_devices(json.dumps(specification).encode(), nvidia_runtime)) == given
 
 
 def test_a_specification_that_cannot_be_read_is_an_error_of_ours():
     """Never a traceback of JSON."""
     for content in (b"", b"[]", b"\xff", b'{"process": 3}'):
         with pytest.raises(BadMessage):
-            list(given_by_specification(content, True))
+            list(specified_devices(content, True))
 
 
 class Nvml:
@@ -308,9 +308,9 @@ class Nvml:
 def test_a_node_with_an_engine_asks_it_before_the_processes(docker, tmp_path):
     """A socket that is there is asked by default; one that is not makes no source."""
     docker.containers = [container("a", "train", requests=gpus("0"), team="vision")]
-    places = Places(kubelet_socket=None, container_socket=docker.path)
-    first, second = open_owners(("containers", "processes"), None, "n1", Nvml(), places)
+    settings = Settings(owners="containers,processes", node="n1", kubelet_socket=None, container_socket=docker.path)
+    first, second = open_owners(settings, Nvml())
     assert (first.name, second.name) == ("containers", "processes")
     assert [holder.workload.tags["team"] for holder in first.holders(GPUS, [])[UUID]] == ["vision"]
-    none = Places(kubelet_socket=None, container_socket=tmp_path / "none.sock")
-    assert [one.name for one in open_owners(("containers", "processes"), None, "n1", Nvml(), none)] == ["processes"]
+    none = replace(settings, container_socket=tmp_path / "none.sock")
+    assert [one.name for one in open_owners(none, Nvml())] == ["processes"]

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from fakes import kubelet
 from fakes.apiserver import TOKEN, api_server
-from gpuledger_agent.join import ask
+from gpuledger_agent.holder_observations import observe_holders
 from gpuledger_agent.owners import kubernetes_api, open_owners
 from gpuledger_agent.owners.grpc_unix import MAX_MESSAGE_BYTES, CallFailed, call
-from gpuledger_agent.owners.kubernetes import Cluster, ClusterView, KubernetesOwners, resolve, uids_of_logs
+from gpuledger_agent.owners.kubernetes import Cluster, ClusterView, KubernetesOwners, resolve, uids_by_logs
 from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
-from gpuledger_agent.owners.places import Places
-from gpuledger_agent.owners.podresources import LIST, GivenDevice, GivenPod, list_pods
-from gpuledger_agent.owners.refreshed import Refreshed, Silent
-from gpuledger_agent.settings import SettingsError, load
+from gpuledger_agent.owners.podresources import LIST, AllocatedDevice, AllocatedPod, list_pods
+from gpuledger_agent.owners.polling import NoRecentAnswer, PolledValue
+from gpuledger_agent.settings import Settings, SettingsError, load
 from gpuledger_common.largest_remainder import split
 from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 
@@ -49,13 +48,13 @@ def node(tmp_path):
 
 def owners_of(cluster):
     """Owners from a cluster that is known and stays as it is."""
-    refreshed = Refreshed("kubernetes", lambda: cluster, 60, 60)
+    refreshed = PolledValue("kubernetes", lambda: cluster, 60, 60)
     refreshed.refresh()
     return KubernetesOwners(refreshed)
 
 
 def pod(name, *ids, namespace="vision", container="main"):
-    return GivenPod(namespace, name, tuple(GivenDevice(container, "nvidia.com/gpu", one) for one in ids))
+    return AllocatedPod(namespace, name, tuple(AllocatedDevice(container, "nvidia.com/gpu", one) for one in ids))
 
 
 # ---- the kubelet's client, against grpcio ----
@@ -119,7 +118,7 @@ def test_a_kubelet_that_hangs_costs_the_timeout_and_no_more(node):
     stop = threading.Event()
     node.behave = lambda context: stop.wait(120) and b""
     began = time.monotonic()
-    with pytest.raises(CallFailed, match=r"no whole answer within 0\.3 s"):
+    with pytest.raises(CallFailed, match=r"no complete answer within 0\.3 s"):
         list_pods(node.path, timeout_s=0.3)
     took = time.monotonic() - began
     stop.set()
@@ -164,7 +163,7 @@ def test_a_kubelet_that_goes_away_and_comes_back_is_asked_again(tmp_path):
 )
 def test_every_form_of_a_device_id_finds_its_accelerator(name, accelerators, expected):
     """Device plugin, replicas, MIG new and old, Google's plugin; a whole device with MIG on is all of its instances."""
-    assert resolve(GivenDevice("main", "nvidia.com/gpu", name), accelerators) == expected
+    assert resolve(AllocatedDevice("main", "nvidia.com/gpu", name), accelerators) == expected
 
 
 @pytest.mark.parametrize(
@@ -179,12 +178,12 @@ def test_every_form_of_a_device_id_finds_its_accelerator(name, accelerators, exp
 )
 def test_claimed_devices_find_their_accelerator(device, cdi, accelerators, expected):
     """By number, by a UUID in a CDI name, by the one instance of a profile; of two alike instances neither is taken."""
-    assert resolve(GivenDevice("main", "gpu.nvidia.com", device, (cdi,), "claim"), accelerators) == expected
+    assert resolve(AllocatedDevice("main", "gpu.nvidia.com", device, (cdi,), "claim"), accelerators) == expected
 
 
 def test_a_uuid_that_the_driver_published_goes_before_a_number():
     """gpu-0 is a minor number; where it is not NVML's index, the resource slice tells."""
-    device = GivenDevice("main", "gpu.nvidia.com", "gpu-0", (), "claim", "node1")
+    device = AllocatedDevice("main", "gpu.nvidia.com", "gpu-0", (), "claim", "node1")
     assert resolve(device, (WHOLE, SECOND), {("gpu.nvidia.com", "node1", "gpu-0"): OTHER}) == (OTHER,)
 
 
@@ -210,7 +209,9 @@ def test_two_of_four_replicas_share_the_whole_device():
 
 def test_two_containers_of_a_pod_with_one_device_are_one_holder():
     """A claim may be shared by containers; the device is not counted twice."""
-    shared = GivenPod("ns", "p", tuple(GivenDevice(name, "gpu.nvidia.com", "gpu-0", (), "c") for name in ("a", "b")))
+    shared = AllocatedPod(
+        "ns", "p", tuple(AllocatedDevice(name, "gpu.nvidia.com", "gpu-0", (), "c") for name in ("a", "b"))
+    )
     (holder,) = owners_of(Cluster([shared])).holders([WHOLE], [])[UUID]
     assert (holder.weight, holder.workload.id) == (1, "ns/p")
 
@@ -294,7 +295,7 @@ def test_what_is_stale_is_not_known_and_is_said_once(caplog):
             raise CallFailed("kubelet.sock: No such file or directory")
         return Cluster([pod("p", UUID)])
 
-    cluster = Refreshed("kubernetes", look, 5, 120, clock=lambda: now[0])
+    cluster = PolledValue("kubernetes", look, 5, 120, clock=lambda: now[0])
     owners = KubernetesOwners(cluster)
     cluster.refresh()
     fails[0] = True
@@ -304,11 +305,11 @@ def test_what_is_stale_is_not_known_and_is_said_once(caplog):
     assert caplog.text == ""
     for now[0] in (121.0, 130.0, 900.0):
         cluster.refresh()
-        with pytest.raises(Silent, match="No such file"):
+        with pytest.raises(NoRecentAnswer, match="No such file"):
             owners.holders([WHOLE], [])
-    assert caplog.text.count("who holds by it is not known until it answers: kubelet.sock: No such file") == 1
-    witnesses = ask([owners], [WHOLE], [], lambda *_: None)
-    assert (witnesses.holders, witnesses.told) == ({}, False)  # unobserved, not free
+    assert caplog.text.count("holders are unknown until it answers: kubelet.sock: No such file") == 1
+    observations = observe_holders([owners], [WHOLE], [], lambda *_: None)
+    assert (observations.holders, observations.complete) == ({}, False)  # unobserved, not free
     fails[0] = False
     cluster.refresh()
     assert UUID in owners.holders([WHOLE], [])
@@ -326,7 +327,7 @@ def test_a_slow_kubelet_never_delays_a_tick():
             hang.wait(120)
         return Cluster([pod("p", UUID)])
 
-    cluster = Refreshed("kubernetes", look, 0.01, 120)
+    cluster = PolledValue("kubernetes", look, 0.01, 120)
     cluster.start(wait_s=60)
     owners = KubernetesOwners(cluster)
     deadline = time.monotonic() + 60
@@ -454,7 +455,7 @@ def test_labels_outlive_an_api_server_that_fails_and_a_name_that_comes_again_is_
     api.status = 503
     for now[0] in (40.0, 80.0):
         assert view.look().facts["vision", "p0"].uid == "first"
-    assert caplog.text.count("of pods what was known before stays") == 1
+    assert caplog.text.count("earlier answers on pods stay in use") == 1
     pods.clear()
     view.look()
     pods.append(pod("p0", UUID))
@@ -474,8 +475,8 @@ def test_without_an_api_server_the_names_of_log_folders_tell_uids(tmp_path):
     """NAMESPACE_NAME_UID; of two folders of one pod's name none is believed; a missing folder tells nothing."""
     for name in ("vision_p0_u0", "vision_p1_old", "vision_p1_new", "odd", "a_b_c_d"):
         (tmp_path / name).mkdir()
-    assert uids_of_logs(tmp_path) == {("vision", "p0"): "u0"}
-    assert uids_of_logs(tmp_path / "none") == {}
+    assert uids_by_logs(tmp_path) == {("vision", "p0"): "u0"}
+    assert uids_by_logs(tmp_path / "none") == {}
     cluster = ClusterView(lambda: (pod("p0", UUID), pod("p1", UUID)), None, "n1", tmp_path).look()
     assert cluster.facts == {("vision", "p0"): PodFacts("u0")}
 
@@ -491,8 +492,16 @@ def test_a_node_with_a_kubelet_tells_its_pods_and_describes_processes(node, api,
     """The kubelet first; a pod that is found by its processes only gets the labels that the API server knows."""
     node.pods = [kubelet.pod("vision", "p0", f"{UUID}::1")]
     api.pods = [api.pod("vision", "p0", "u0", team="vision"), api.pod("web", "p1", "u1", team="web")]
-    places = Places(node.path, api.url, api.account, tmp_path / "logs", tmp_path / "no.sock")
-    first, processes = open_owners(("kubernetes", "containers", "processes"), None, "n1", Nvml(), places)
+    settings = Settings(
+        owners="kubernetes,containers,processes",
+        node="n1",
+        kubelet_socket=node.path,
+        kubernetes_api_url=api.url,
+        kubernetes_account_dir=api.account,
+        pod_logs_dir=tmp_path / "logs",
+        container_socket=tmp_path / "no.sock",
+    )
+    first, processes = open_owners(settings, Nvml())
     assert (first.name, processes.name) == ("kubernetes", "processes")
     (holder,) = first.holders([WHOLE], [])[UUID]
     assert (holder.workload.id, holder.workload.tags["team"]) == ("u0", "vision")
@@ -504,24 +513,26 @@ def test_a_node_with_a_kubelet_tells_its_pods_and_describes_processes(node, api,
 
 def test_a_node_without_a_kubelet_has_no_such_source(tmp_path):
     """Neither a thread nor a warning: most nodes are no Kubernetes nodes."""
-    places = Places(kubelet_socket=tmp_path / "none" / "kubelet.sock", container_socket=None)
-    assert [one.name for one in open_owners(("kubernetes", "processes"), None, "n1", Nvml(), places)] == ["processes"]
+    settings = Settings(owners="kubernetes,processes", kubelet_socket=tmp_path / "none" / "kubelet.sock")
+    assert [one.name for one in open_owners(settings, Nvml())] == ["processes"]
 
 
 def test_a_kubelet_that_cannot_be_asked_for_lack_of_h2_is_said(node, monkeypatch, caplog):
     """The one-file agent on a node of a cluster: a sentence with what to install, and the other sources."""
     monkeypatch.setitem(sys.modules, "h2", None)
-    places = Places(node.path, container_socket=node.path.parent / "containerd.sock")
+    containerd = node.path.parent / "containerd.sock"
+    settings = Settings(owners="kubernetes,containers", kubelet_socket=node.path, container_socket=containerd)
     node.path.parent.joinpath("containerd.sock").touch()
-    assert [one.name for one in open_owners(("kubernetes", "containers"), None, "n1", Nvml(), places)] == []
+    assert [one.name for one in open_owners(settings, Nvml())] == []
     assert "gpuledger[kubernetes] is not installed" in caplog.text
     assert node.calls == 0
 
 
 def test_a_place_that_cannot_be_looked_at_is_no_kubelet(tmp_path, caplog):
     """Where a folder cannot even be asked for (here: by its length), the agent goes on."""
-    places = Places(kubelet_socket=tmp_path / ("x" * 300) / "k.sock", container_socket=tmp_path / ("y" * 300))
-    assert open_owners(("kubernetes", "containers"), None, "n1", Nvml(), places) == []
+    kubelet, engine = tmp_path / ("x" * 300) / "k.sock", tmp_path / ("y" * 300)
+    settings = Settings(owners="kubernetes,containers", kubelet_socket=kubelet, container_socket=engine)
+    assert open_owners(settings, Nvml()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
@@ -543,13 +554,14 @@ def as_nobody(shut):
     code = (
         "import os, logging, sys\n"
         "from pathlib import Path\n"
-        "from gpuledger_agent.owners import opened\n"
-        "from gpuledger_agent.owners.places import Places\n"
+        "from gpuledger_agent.owners import discovery\n"
+        "from gpuledger_agent.settings import Settings\n"
         "logging.basicConfig(stream=sys.stdout)\n"
         "os.setuid(65534)\n"
         f"shut = Path({str(shut)!r})\n"
-        "places = Places(shut / 'pod-resources/kubelet.sock', container_socket=shut / 'docker.sock')\n"
-        "print(opened.kubernetes_owners(places, 'n1'), opened.container_owners(places, 'n1'))\n"
+        "sockets = shut / 'pod-resources/kubelet.sock', shut / 'docker.sock'\n"
+        "settings = Settings(kubelet_socket=sockets[0], container_socket=sockets[1])\n"
+        "print(discovery.kubernetes_owners(settings), discovery.container_owners(settings))\n"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
 
@@ -562,9 +574,9 @@ def test_settings_say_where_the_owner_sources_look():
         "GPULEDGER_AGENT_CONTAINER_SOCKET": "/run/podman/podman.sock",
         "GPULEDGER_AGENT_OWNER_STALE_S": "30",
     }
-    places = load(None, given).owner_places
-    assert (places.kubelet_socket, places.kubernetes_api_url) == (None, "https://10.0.0.1:6443")
-    assert (places.container_socket, places.stale_s) == (Path("/run/podman/podman.sock"), 30)
+    settings = load(None, given)
+    assert (settings.kubelet_socket, settings.kubernetes_api_url) == (None, "https://10.0.0.1:6443")
+    assert (settings.container_socket, settings.owner_stale_s) == (Path("/run/podman/podman.sock"), 30)
     refused = [("KUBERNETES_API_URL", "http://10.0.0.1"), ("KUBERNETES_API_URL", "https://[x"), ("OWNER_STALE_S", "0")]
     for name, value in refused:
         with pytest.raises(SettingsError, match=name.lower()):
@@ -573,7 +585,7 @@ def test_settings_say_where_the_owner_sources_look():
 
 def test_a_list_of_pods_that_is_too_short_does_not_split_a_workload():
     """An API server that has just started may know fewer pods than the kubelet: what was known of them stays."""
-    pod = GivenPod("ml", "train-0", (GivenDevice("c", "nvidia.com/gpu", "GPU-a"),))
+    pod = AllocatedPod("ml", "train-0", (AllocatedDevice("c", "nvidia.com/gpu", "GPU-a"),))
     answers = [{("ml", "train-0"): PodFacts("uid-1")}, {}, {("ml", "train-0"): PodFacts("uid-2")}]
     now = iter(range(0, 10_000, 60))
 

@@ -1,12 +1,15 @@
 """Owner sources: static rules, and processes by cgroup and unix user."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpuledger_agent.owners import open_owners
-from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.processes import ProcessOwners, workload_of_cgroup
-from gpuledger_agent.owners.static import BadRules, StaticOwners
+from gpuledger_agent.owners.static import StaticOwners
+from gpuledger_agent.settings import Settings
 from gpuledger_common.readings import Accelerator, Process, Sample
+from gpuledger_common.settings import SettingsError
 
 HEX = "4f" * 32
 GPU = Accelerator("GPU-a", "GPU-a", 3, "NVIDIA H100 80GB HBM3")
@@ -119,7 +122,7 @@ def test_a_bad_rules_file_is_named_with_place_and_reason(tmp_path, text, words):
     """Every fault of the file is one sentence with file and rule."""
     path = tmp_path / "rules.toml"
     path.write_text(text)
-    with pytest.raises(BadRules, match=r"rules\.toml") as raised:
+    with pytest.raises(SettingsError, match=r"rules\.toml") as raised:
         StaticOwners.from_file(path, "n1")
     assert words in str(raised.value)
 
@@ -129,11 +132,11 @@ def test_owner_sources_have_their_word_in_the_order_of_the_setting(tmp_path):
     (tmp_path / "jobs").mkdir()
     rules = tmp_path / "rules.toml"
     rules.write_text('[[hold]]\nworkload = "reserved"\n')
-    places = Places(kubelet_socket=None, container_socket=tmp_path / "none", slurm_jobs_dir=tmp_path / "jobs")
+    settings = Settings(owner_rules_file=rules, kubelet_socket=None, slurm_jobs_dir=tmp_path / "jobs")
 
     class Cards:
         name = "nvml"
 
     for names in (("slurm", "static"), ("static", "slurm")):
-        opened = open_owners(["processes", *names], rules, "n1", Cards(), places)
-        assert [one.name for one in opened] == [*names, "processes"]
+        owners = open_owners(replace(settings, owners=",".join(["processes", *names])), Cards())
+        assert [owner.name for owner in owners] == [*names, "processes"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_agent.owners.grpc_unix import CallFailed
-from gpuledger_agent.owners.podresources import GivenDevice, GivenPod, list_pods, read_list
+from gpuledger_agent.owners.podresources import AllocatedDevice, AllocatedPod, list_pods, read_list
 from gpuledger_agent.owners.protobuf import BadMessage, Reader
 
 RECORDED = bytes.fromhex(
@@ -30,16 +30,16 @@ RECORDED = bytes.fromhex(
 """All that grpcio 1.85's server sent in answer to List: settings, window, headers, data, a ping, trailers."""
 MESSAGE = RECORDED[RECORDED.index(b"\x0a\x7c\x0a\x07train-0") : RECORDED.index(b"\x00\x00\x1e\x01\x05\x00\x00\x00\x01")]
 PODS = (
-    GivenPod(
+    AllocatedPod(
         "vision",
         "train-0",
-        (GivenDevice("main", "nvidia.com/gpu", "GPU-8c7a2f10-3b44-4a0e-9d55-0a1b2c3d4e5f::2"),),
+        (AllocatedDevice("main", "nvidia.com/gpu", "GPU-8c7a2f10-3b44-4a0e-9d55-0a1b2c3d4e5f::2"),),
     ),
-    GivenPod(
+    AllocatedPod(
         "vision",
         "infer",
         (
-            GivenDevice(
+            AllocatedDevice(
                 "main",
                 "gpu.nvidia.com",
                 "gpu-1",
@@ -112,11 +112,11 @@ def test_any_changed_byte_gives_pods_or_an_error_of_ours(tmp_path):
     assert failed > 100
 
 
-def test_a_server_that_trickles_does_not_usage_interval_the_deadline(tmp_path):
+def test_a_server_that_trickles_does_not_extend_the_deadline(tmp_path):
     """Each byte comes in time, the whole does not."""
     began = time.monotonic()
     with answering(tmp_path / "slow.sock", [RECORDED], pause_s=0.02) as path:
-        with pytest.raises(CallFailed, match=r"no whole answer within 0\.4 s"):
+        with pytest.raises(CallFailed, match=r"no complete answer within 0\.4 s"):
             list_pods(path, timeout_s=0.4)
         assert time.monotonic() - began < len(RECORDED) * 0.02
 
@@ -155,6 +155,6 @@ def test_a_torn_or_changed_message_is_read_or_refused(cut, byte, at):
 
 def test_a_message_of_too_many_fields_is_refused():
     """Sixteen MiB of empty pods would be gigabytes of objects."""
-    with pytest.raises(BadMessage, match="more fields"):
+    with pytest.raises(BadMessage, match="too many fields"):
         read_list(b"\x0a\x00" * 300_000)
     assert len(list(Reader(3).parts(b"\x0a\x00" * 3))) == 3

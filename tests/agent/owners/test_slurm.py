@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.processes import workload_of_cgroup
-from gpuledger_agent.owners.slurm import MAX_TAGS, MAX_TEXT, BadFile, SlurmOwners, prolog_job, slurm_owners, tags_of
-from gpuledger_agent.owners.slurm_alive import FORGOTTEN_S, GRACE_S, LOOK_S, OVERTIME_S, JobsAlive, Written
+from gpuledger_agent.owners.slurm import MAX_TAGS, MAX_TEXT, BadJobFile, SlurmOwners, prolog_job, slurm_owners, tags_of
+from gpuledger_agent.owners.slurm_liveness import FORGOTTEN_S, GRACE_S, LOOK_S, OVERTIME_S, JobLiveness, WriteRecord
+from gpuledger_agent.settings import Settings
 from gpuledger_common.largest_remainder import split
 from gpuledger_common.readings import Accelerator
 
@@ -39,7 +39,7 @@ class Node:
         (self.proc / "sys/kernel/random/boot_id").write_text("this-boot\n")
         (self.proc / "stat").write_text(f"cpu 1 2\nbtime {BOOTED_S}\n")
         self.wall_s, self.monotonic_s = NOW_S, 1000.0
-        alive = JobsAlive(self.proc, self.cgroups, lambda: self.wall_s, lambda: self.monotonic_s)
+        alive = JobLiveness(self.proc, self.cgroups, lambda: self.wall_s, lambda: self.monotonic_s)
         self.owners = SlurmOwners(self.jobs, self.mapping, alive, {1000: "amina"}.get, self.drivers)
 
     def job(self, number, **values):
@@ -187,9 +187,9 @@ def test_the_shares_of_an_accelerator_add_up_to_one(tmp_path_factory, wanted, sp
         ("jobs", "42", "job_id=43\ngpus=0\n", "'43'"),
         ("jobs", "notes", "job_id=notes\ngpus=0\n", "not its name"),
         ("jobs", "42", "job_id=42\naccount=x\n", "names no GPU"),
-        ("jobs", "42", "job_id=42\ngpus=0,x\n", "'x' is no index"),
-        ("jobs", "42", "job_id=42\ngpus=1-99999\n", "no range"),
-        ("jobs", "42", "job_id=42\ngpus=17\n", "GPU '17', which this node does not show"),
+        ("jobs", "42", "job_id=42\ngpus=0,x\n", "'x' is neither an index"),
+        ("jobs", "42", "job_id=42\ngpus=1-99999\n", "nor a range"),
+        ("jobs", "42", "job_id=42\ngpus=17\n", "GPU '17', which this node does not have"),
         ("jobs", "42", "job_id=42\n" + "#" * 70_000, "larger than"),
         ("mapping", "0", "4711 amina\n", "line 1"),
         ("mapping", "0", '11\n{"SLURM_JOB_ID": "12"}\n', "line 2"),
@@ -255,10 +255,10 @@ def test_folders_that_are_not_there_or_may_not_be_read(tmp_path, caplog):
 
 def test_a_plain_machine_has_no_slurm_source(tmp_path):
     """Without folder or configuration of Slurm there is no source of allocations that could disagree with anybody."""
-    assert slurm_owners(Places(slurm_jobs_dir=tmp_path / "none")) is None
-    assert slurm_owners(Places(slurm_jobs_dir=None)) is None
-    assert slurm_owners(Places(slurm_jobs_dir=tmp_path)) is not None
-    assert slurm_owners(Places(slurm_jobs_dir=None, slurm_mapping_dir=tmp_path / "later")) is not None
+    assert slurm_owners(Settings(slurm_jobs_dir=tmp_path / "none")) is None
+    assert slurm_owners(Settings(slurm_jobs_dir=None)) is None
+    assert slurm_owners(Settings(slurm_jobs_dir=tmp_path)) is not None
+    assert slurm_owners(Settings(slurm_jobs_dir=None, slurm_mapping_dir=tmp_path / "later")) is not None
 
 
 def test_a_file_from_before_this_boot_holds_nothing(node):
@@ -291,7 +291,7 @@ def test_a_job_whose_extern_step_has_gone_has_ended(node, caplog, place):
     node.later(GRACE_S)
     with caplog.at_level(logging.WARNING):
         assert node.held() == {}
-    assert "extern step has gone" in caplog.text
+    assert "extern step has ended" in caplog.text
 
 
 def test_a_job_without_a_step_holds_until_its_time_limit(node):
@@ -323,9 +323,9 @@ def test_a_job_that_runs_holds_whatever_its_time_limit_said(node):
 
 def test_jobs_that_have_gone_are_forgotten(node):
     """A job id that comes round again starts anew, with the whole grace."""
-    alive = node.owners.alive
+    alive = node.owners.liveness
     node.step(42, "extern").rmdir()
-    written = Written(NOW_S)
+    written = WriteRecord(NOW_S)
     assert alive.why_ended("42", written) is None
     alive.keep(set())
     node.later(GRACE_S + FORGOTTEN_S + 1)
@@ -345,11 +345,11 @@ LINES = st.lists(st.tuples(st.sampled_from(["gpus", "uuids", "shards", "until", 
 
 @given(LINES, st.sampled_from(["", "0", "0,1", "1-3"]))
 def test_any_text_is_a_job_or_a_bad_file(lines, gpus):
-    """A job of the GPUs that a line names, or BadFile; no text raises anything else or makes a weight of nothing."""
+    """A job of the GPUs that a line names, or BadJobFile; no text raises anything else or makes a weight of nothing."""
     text = f"job_id=42\ngpus={gpus}\n" + "".join(f"{key}={value}\n" for key, value in lines)
-    with contextlib.suppress(BadFile):
+    with contextlib.suppress(BadJobFile):
         job = prolog_job("42", text, 0.0)
-        assert job.places
+        assert job.gpu_names
         assert job.shards is None or job.shards >= 1
 
 
@@ -413,7 +413,7 @@ def test_prolog_and_epilog_are_what_the_source_reads(node):
     run_script("prolog", node.jobs, **environment)
     assert [path.name for path in node.jobs.iterdir()] == ["42"]
     job = prolog_job("42", (node.jobs / "42").read_text(), 0.0)
-    assert job.places == (UUIDS[2],)
+    assert job.gpu_names == (UUIDS[2],)
     assert (job.workload.account, job.workload.user) == ("vision", "amina")
     assert job.workload.name == "a=b;$(touch x)`id` gpus=3"
     assert job.workload.tags == {"team": "seg uuids=GPU-x"}
@@ -432,7 +432,7 @@ def test_prolog_and_epilog_are_what_the_source_reads(node):
 def test_the_prolog_writes_what_slurm_tells(tmp_path, environment, places):
     """Indices where no driver is there, as on a fake node; UUIDs where Slurm names them."""
     run_script("prolog", tmp_path / "made", SLURM_JOB_ID="7", GPULEDGER_NVIDIA_PROC="/none", **environment)
-    assert prolog_job("7", (tmp_path / "made/7").read_text(), 0.0).places == places
+    assert prolog_job("7", (tmp_path / "made/7").read_text(), 0.0).gpu_names == places
 
 
 def test_the_prolog_asks_nvidia_smi_where_the_driver_tells_no_minors(tmp_path):
@@ -450,7 +450,7 @@ def test_the_prolog_asks_nvidia_smi_where_the_driver_tells_no_minors(tmp_path):
             SLURM_JOB_GPUS=gpus,
             PATH=str(tools),
         )
-        assert prolog_job("7", (tmp_path / "jobs/7").read_text(), 0.0).places == places
+        assert prolog_job("7", (tmp_path / "jobs/7").read_text(), 0.0).gpu_names == places
 
 
 def test_the_prolog_asks_for_shards_where_it_is_told_to(tmp_path):

@@ -124,8 +124,8 @@ def test_a_fresh_debian_installs_runs_upgrades_and_purges_it(deb, tmp_path):
     checked = inside("gpuledger-agent", "check")
     assert (checked.returncode, checked.stderr) == (3, "")
     assert SENTENCE in checked.stdout
-    settled = inside("gpuledger-agent", "run", "--check-config", "--config", "/etc/gpuledger/agent.toml")
-    assert settled.stdout.strip() == "the settings are good", settled.stderr
+    wait_for_all = inside("gpuledger-agent", "run", "--check-config", "--config", "/etc/gpuledger/agent.toml")
+    assert wait_for_all.stdout.strip() == "the settings are good", wait_for_all.stderr
     purged = inside("dpkg", "--purge", "gpuledger-agent")
     assert purged.returncode == 0, purged.stderr
     assert "not empty" not in purged.stderr

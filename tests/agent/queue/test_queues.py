@@ -11,7 +11,7 @@ import pytest
 from fakes.apiserver import api_server
 from gpuledger_agent.cli import main
 from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer
-from gpuledger_agent.queue import QueueUnread, kubernetes, reading, send, slurm
+from gpuledger_agent.queue import QueueFailed, kubernetes, report, send, slurm
 
 COLUMNS = [name for name, _ in slurm.FIELDS]
 
@@ -49,7 +49,7 @@ def line(**told):
 )
 def test_gpus_of_a_pending_job(told, gpus, model):
     """From what Slurm counts, else from what was asked for per job, node or task."""
-    found = slurm.waiting_of(line(**told))
+    found = slurm.parse_squeue(line(**told))
     assert [(one.gpus, one.gpu_model) for one in found] == ([(gpus, model)] if gpus else [])
 
 
@@ -69,7 +69,7 @@ def test_gpus_of_a_pending_job(told, gpus, model):
 )
 def test_only_what_more_gpus_would_let_begin_waits(reason, waits):
     """A job that is held, that depends on another or stands at its quota is no demand."""
-    assert bool(slurm.waiting_of(line(tres_alloc="gres/gpu=1", Reason=reason))) is waits
+    assert bool(slurm.parse_squeue(line(tres_alloc="gres/gpu=1", Reason=reason))) is waits
 
 
 def test_a_comment_names_the_team_and_breaks_nothing():
@@ -79,16 +79,16 @@ def test_a_comment_names_the_team_and_breaks_nothing():
         + "\n"
         + line(JobArrayID="8_3", tres_alloc="gres/gpu=2")
     )
-    first, second = slurm.waiting_of(text)
+    first, second = slurm.parse_squeue(text)
     assert (first.team, first.account, first.user, first.submitted) == ("seg", "vision", "ann", 1_760_000_000.0)
     assert (second.workload_id, second.team, second.gpus) == ("8_3", "vision", 2.0)
 
 
 def test_a_squeue_that_fails_is_one_sentence():
-    """Not installed, or ended with an error: QueueUnread says which, without a traceback."""
-    with pytest.raises(QueueUnread, match="not installed"):
+    """Not installed, or ended with an error: QueueFailed says which, without a traceback."""
+    with pytest.raises(QueueFailed, match="not installed"):
         slurm.pending(command=("no-such-squeue",))
-    with pytest.raises(QueueUnread, match="ended with 3: no controller"):
+    with pytest.raises(QueueFailed, match="ended with 3: no controller"):
         slurm.pending(command=("sh", "-c", "echo no controller >&2; exit 3"))
 
 
@@ -106,7 +106,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_whatever_answers_is_one_sentence(name):
-    """`--every` goes on after each, for all are QueueUnread; nothing follows to another address with the token."""
+    """`--every` goes on after each, for all are QueueFailed; nothing follows to another address with the token."""
 
     def answer():
         line, _ = listener.accept()
@@ -119,8 +119,8 @@ def test_whatever_answers_is_one_sentence(name):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        with pytest.raises(QueueUnread) as caught:
-            send(reading("slurm", 1.0, []), f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(QueueFailed) as caught:
+            send(report("slurm", 1.0, []), f"http://127.0.0.1:{listener.getsockname()[1]}")
         thread.join(60)
     assert str(caught.value).isprintable()
     assert "elsewhere" not in str(caught.value)
@@ -129,7 +129,7 @@ def test_whatever_answers_is_one_sentence(name):
 def test_a_token_file_that_holds_more_is_said_without_its_content(tmp_path):
     """A sentence that is logged has no secret in it."""
     (tmp_path / "token").write_text("geheim\ngeheim too\n")
-    with pytest.raises(QueueUnread, match="holds more than a token") as caught:
+    with pytest.raises(QueueFailed, match="holds more than a token") as caught:
         send({}, "http://127.0.0.1:1", tmp_path / "token")
     assert "geheim" not in str(caught.value)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuledger_agent.sources.dcgm import DcgmSource
-from gpuledger_common.dcgm_page import judged, parse
+from gpuledger_common.dcgm_page import page_health, parse
 from gpuledger_common.readings import SourceUnavailable
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "data" / "captures"
@@ -42,7 +42,7 @@ def mig_line(name, instance, profile, value):
 
 def test_old_names_come_in_base_units():
     """MHz, MiB, percent and millijoules become hertz, bytes, ratios and joules; DCGM's blanks are absent."""
-    (entry,) = parse(OLD).seen.values()
+    (entry,) = parse(OLD).accelerators.values()
     assert entry.values["gpu_power_watts"] == 31.5
     assert entry.values["gpu_utilization_ratio"] == 0.4
     assert entry.values["gpu_memory_used_bytes"] == 1024 * 1024**2
@@ -55,14 +55,14 @@ def test_old_names_come_in_base_units():
 
 def test_names_of_dcgm_4_6_mean_the_same():
     """The renamed fields and the lower-case label are the old ones under new names."""
-    (entry,) = parse(NEW).seen.values()
+    (entry,) = parse(NEW).accelerators.values()
     assert entry.values == {"gpu_power_watts": 31.5, "gpu_graphics_engine_active_ratio": 0.25}
     assert entry.node == "n1"
 
 
 def test_base_unit_names_of_dcgm_4_7_are_taken_as_they_are():
     """What dcgm-exporter 4.9 prints by default is the old page's values, already in base units."""
-    (old,), (new,) = parse(OLD).seen.values(), parse(BASE).seen.values()
+    (old,), (new,) = parse(OLD).accelerators.values(), parse(BASE).accelerators.values()
     assert len(new.values) == 4
     assert {name: old.values[name] for name in new.values} == new.values
     assert (new.node, new.driver) == ("n1", "580.1")
@@ -70,7 +70,7 @@ def test_base_unit_names_of_dcgm_4_7_are_taken_as_they_are():
 
 def test_a_percentage_under_the_ratios_name_is_a_percentage():
     """DCGM 4.6 called its whole percentage GPU_UTIL_RATIO: what exceeds 1 is no ratio."""
-    (entry,) = parse(BASE.replace("} 0.4", "} 40")).seen.values()
+    (entry,) = parse(BASE.replace("} 0.4", "} 40")).accelerators.values()
     assert entry.values["gpu_utilization_ratio"] == 0.4
 
 
@@ -83,9 +83,9 @@ def test_mig_instances_share_no_board_reading():
             for instance, profile in ((7, "1g.5gb"), (9, "1g.5gb"), (5, "2g.10gb"))
         )
     )
-    assert [entry.accelerator.gpu_micro for entry in page.seen.values()] == [142_857, 142_857, 285_714]
-    assert all(entry.values == {"gpu_graphics_engine_active_ratio": 0.5} for entry in page.seen.values())
-    assert len({entry.accelerator.uuid for entry in page.seen.values()}) == 3
+    assert [entry.accelerator.gpu_micro for entry in page.accelerators.values()] == [142_857, 142_857, 285_714]
+    assert all(entry.values == {"gpu_graphics_engine_active_ratio": 0.5} for entry in page.accelerators.values())
+    assert len({entry.accelerator.uuid for entry in page.accelerators.values()}) == 3
 
 
 def test_pods_on_a_shared_gpu_hold_it_together_and_are_not_counted_twice(tmp_path):
@@ -106,7 +106,7 @@ def test_pods_on_a_shared_gpu_hold_it_together_and_are_not_counted_twice(tmp_pat
 def test_a_shared_gpus_memory_is_repeated_or_split_by_pods(first, second, used):
     """Equal lines repeat the device's value (exporters to 4.5.1); different ones are its pods' parts and add up."""
     line = 'DCGM_FI_DEV_FB_USED{{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",namespace="n",pod="{}"}} {}\n'
-    (entry,) = parse(line.format("a", first) + line.format("b", second)).seen.values()
+    (entry,) = parse(line.format("a", first) + line.format("b", second)).accelerators.values()
     assert entry.values["gpu_memory_used_bytes"] == used * 1024**2
 
 
@@ -125,7 +125,7 @@ def test_stray_lines_are_passed_over_and_said(tmp_path):
     path.write_text("Active 1g.5gb\n\n" + OLD + 'DCGM_FI_DEV_ENC_UTIL{gpu="0",...,modelName="NVIDIA L4",...} 3\n')
     source = DcgmSource(str(path))
     inventory = source.open()
-    assert inventory.problems == ("1 line without a sample: passed over", "1 line with elided labels")
+    assert inventory.problems == ("1 line without a sample: skipped", "1 line with elided labels")
     assert source.read(())[0].values["gpu_encoder_utilization_ratio"] == pytest.approx(0.03)
 
 
@@ -134,7 +134,7 @@ def test_a_page_of_something_else_is_refused_with_a_sentence(tmp_path, text):
     """A page without GPUs is no dcgm-exporter's, and the sentence says so."""
     path = tmp_path / "page.prom"
     path.write_text(text)
-    with pytest.raises(SourceUnavailable, match="no line with a GPU's UUID"):
+    with pytest.raises(SourceUnavailable, match="no line has a GPU's UUID"):
         DcgmSource(str(path)).open()
 
 
@@ -192,5 +192,5 @@ def test_three_instances_of_a_real_a100_do_not_triple_its_power():
 )
 def test_the_exporters_last_xid_is_judged_by_the_one_table(xid, words):
     """A program's own fault says nothing of the card; one that asks for an action degrades it, as NVML's events do."""
-    health = judged({"gpu_last_xid": xid})
+    health = page_health({"gpu_last_xid": xid})
     assert (health.status, words in health.cause) == ("degraded" if words else "ok", True)

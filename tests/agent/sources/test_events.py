@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuledger_agent.sources.kernel_log import KernelLog
-from gpuledger_agent.sources.nvml_events import DriverEvents, Watched
+from gpuledger_agent.sources.nvml_events import DriverEvents, WatchedBoard
 from gpuledger_common.xids import MEANINGS, bus_key, meaning, parse
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "data" / "captures"
@@ -123,11 +123,11 @@ def watch(tmp_path, *, bus="00000000:9B:00.0"):
     path = tmp_path / "kmsg"
     path.write_text("6,1,1,-;NVRM: Xid (PCI:0000:9b:00): 79, before the agent began\n")
     events = DriverEvents(KernelLog(path), lambda: 1_700_000_000.0)
-    events.start(Nvml(), [Watched("GPU-a", object(), bus)])
+    events.start(Nvml(), [WatchedBoard("GPU-a", object(), bus)])
     return path, events
 
 
-def test_the_kernel_log_is_a_witness_of_its_own(tmp_path):
+def test_the_kernel_log_alone_reports_xids(tmp_path):
     """What came before the agent is history; what comes after is counted, by the card's PCI address."""
     path, events = watch(tmp_path)
     with path.open("a") as file:
@@ -135,20 +135,20 @@ def test_the_kernel_log_is_a_witness_of_its_own(tmp_path):
         file.write("4,3,3,-;NVRM: Xid (PCI:0000:41:00): 79, pid=1, name=x, another card\n")
         file.write("6,4,4,-;eth0: link is up\n")
     events.poll()
-    record = events.of("GPU-a")
+    record = events.history("GPU-a")
     assert record.counts() == {62: 1}
     assert (record.last, record.last_at) == (62, 1_700_000_000.0)
     assert record.health().status == "degraded"
 
 
-def test_one_xid_seen_by_both_witnesses_is_one(tmp_path):
+def test_one_xid_reported_by_both_counts_once(tmp_path):
     """The larger of the two counts, never their sum."""
     path, events = watch(tmp_path)
     events._note("GPU-a", 94, "nvml")
     with path.open("a") as file:
         file.write("4,2,2,-;NVRM: Xid (PCI:0000:9b:00): 94, pid=1, name=x, contained\n" * 2)
     events.poll()
-    assert events.of("GPU-a").counts() == {94: 2}
+    assert events.history("GPU-a").counts() == {94: 2}
 
 
 def test_a_milder_xid_does_not_hide_a_graver_one(tmp_path):
@@ -156,10 +156,10 @@ def test_a_milder_xid_does_not_hide_a_graver_one(tmp_path):
     _, events = watch(tmp_path)
     events._note("GPU-a", 79, "nvml")
     events._note("GPU-a", 13, "nvml")
-    assert "Xid 79" in events.of("GPU-a").health().cause
-    events.start(Nvml(), [Watched("GPU-a", object(), "0000:9b:00")])
-    assert events.of("GPU-a").health().status == "ok"
-    assert events.of("GPU-a").counts() == {13: 1, 79: 1}
+    assert "Xid 79" in events.history("GPU-a").health().cause
+    events.start(Nvml(), [WatchedBoard("GPU-a", object(), "0000:9b:00")])
+    assert events.history("GPU-a").health().status == "ok"
+    assert events.history("GPU-a").counts() == {13: 1, 79: 1}
 
 
 def test_an_unreadable_kernel_log_is_a_sentence(tmp_path):

@@ -89,5 +89,5 @@ def test_a_page_with_a_full_board_is_one_board():
         f'GPU_I_PROFILE="{profile}",GPU_I_ID="{number}"}} 0.5\n'
         for number, profile in ((1, "4g.40gb"), (2, "3g.40gb"))
     )
-    found = {name: one.accelerator.gpu_micro for name, one in parse(page).seen.items()}
+    found = {name: one.accelerator.gpu_micro for name, one in parse(page).accelerators.items()}
     assert found == {"GPU-m/1": 533_333, "GPU-m/2": 466_667}

@@ -266,7 +266,7 @@ def test_other_mig_instances_are_noticed(card):
         "except SourceUnavailable: show([entry.mig_instance for entry in attach(source).accelerators])\n",
     )
     assert before == ["1g.10gb/7", "1g.10gb/8"]
-    assert "MIG instances are others now" in sentence
+    assert "MIG instances have changed" in sentence
     assert grown == ["1g.10gb/7", "1g.10gb/8", "1g.10gb/9"]
     assert shrunk == ["1g.10gb/7"]
 
@@ -276,7 +276,7 @@ def test_mig_without_an_instance_is_said(card):
     card.scenario("gpus 1\nmig 0\ninstances 0 0\n")
     seen = card.once()
     assert seen["accelerators"] == []
-    assert seen["problems"] == ["GPU 0 has MIG on and no instance: nothing on it can be held"]
+    assert seen["problems"] == ["GPU 0 has MIG on and no instance: it cannot be held"]
 
 
 def test_handles_that_went_stale_are_taken_anew(card):
@@ -377,8 +377,8 @@ def test_a_gpu_that_is_plugged_in_or_taken_out_is_followed(card):
     )
     assert printed.splitlines() == [
         "2",
-        "the driver shows 3 GPUs where 2 were attached; they are attached anew",
+        "the driver shows 3 GPUs instead of 2; they are attached again",
         "['ok', 'ok', 'ok']",
-        "the driver shows 2 GPUs where 3 were attached; they are attached anew",
+        "the driver shows 2 GPUs instead of 3; they are attached again",
         "['ok', 'ok', 'failed']",
     ]

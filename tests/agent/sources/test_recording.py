@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.owners import open_owners
+from gpuledger_agent.settings import Settings
 from gpuledger_agent.sources import recording
 from gpuledger_agent.sources.replay import ReplaySource
 from gpuledger_common.readings import (
@@ -106,7 +107,7 @@ def test_replay_knows_the_holders_and_asks_no_process_here(written):
     source = ReplaySource(str(written(HEAD, recording.tick_line(0, [ran, held], {"MIG-b": [Holder(TEAM, 2)]}))))
     inventory = source.open()
     samples = source.read(("fast",))
-    (owner,) = open_owners(("static", "processes"), None, "n1", source)
+    (owner,) = open_owners(Settings(owners="static,processes"), source)
     assert owner.holders(inventory.accelerators, samples) == {"MIG-b": (Holder(TEAM, 2),)}
 
 
@@ -139,9 +140,9 @@ def row(**changed):
         ([HEAD, row(values={"gpu_power_watts": "much"})], ":2: is not a tick: gpu_power_watts is 'much'"),
         ([HEAD, row(values={"gpu_power_watts": float("nan")})], ":2: is not a tick: gpu_power_watts is nan"),
         ([HEAD, row(values={"gpu_power_watts": True})], ":2: is not a tick: gpu_power_watts is True"),
-        ([HEAD, row(health=["sick", ""])], ":2: is not a tick: 'sick' is none of"),
-        ([HEAD, row(processes=[["1", None, "compute"]])], ":2: is not a tick: '1' is no int"),
-        ([HEAD, row(holders=[{"id": "1", "kind": "cloud"}])], ":2: is not a tick: 'cloud' is none of"),
+        ([HEAD, row(health=["sick", ""])], ":2: is not a tick: 'sick' is not one of"),
+        ([HEAD, row(processes=[["1", None, "compute"]])], ":2: is not a tick: '1' is not a int"),
+        ([HEAD, row(holders=[{"id": "1", "kind": "cloud"}])], ":2: is not a tick: 'cloud' is not one of"),
         ([HEAD, row(holders=[{"id": "1", "kind": "slurm", "weight": 0}])], ":2: is not a tick: weight 0"),
         ([HEAD], "the recording has no ticks"),
     ],

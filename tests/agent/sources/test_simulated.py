@@ -143,10 +143,10 @@ def test_a_node_of_another_name_is_a_node_too():
     assert not {sample.uuid for sample in samples} & {entry.uuid for node in FLEET.nodes for entry in node.accelerators}
 
 
-def test_the_chronicle_tells_what_the_fleet_did():
+def test_the_incidents_are_what_the_fleet_does():
     """Every line is so: who it names holds then and there, the failed has failed, the silent is silent."""
     fleet = Fleet(7, START + 20 * DAY_MS)
-    told = fleet.chronicle(START, START + 30 * DAY_MS)
+    told = fleet.incidents(START, START + 30 * DAY_MS)
     assert len(told) >= 8
     names = {said.partition(": ")[2].split()[0]: (begin, end) for begin, end, said in told if ": " in said}
     lanes = [lane for node in fleet.nodes for lane in node.lanes]
@@ -161,11 +161,11 @@ def test_the_chronicle_tells_what_the_fleet_did():
     (silent,) = [end for _, end, said in told if "is down" in said]
     assert fleet.silent(SILENT_NODE, silent - 1)
     assert not fleet.silent(SILENT_NODE, silent)
-    assert any("given back" in said for _, _, said in told)
+    assert any("is released" in said for _, _, said in told)
 
 
 def test_every_job_ends_with_its_block_and_the_help_says_so(capsys):
-    """Each fourth midnight cuts all jobs: who sees demand fall then finds the reason in the help of --story."""
+    """Every fourth midnight cuts all jobs: who sees demand fall then finds the reason in the help of --story."""
     cut = 5000 * BLOCK_MS
     before = [hold for lane in LANES if (hold := FLEET.holding(lane, cut - 1)) is not None]
     assert before
@@ -173,4 +173,4 @@ def test_every_job_ends_with_its_block_and_the_help_says_so(capsys):
     assert (BLOCK_MS, cut % DAY_MS) == (4 * DAY_MS, 0)
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])
-    assert "each fourth midnight (UTC)" in " ".join(capsys.readouterr().out.split())
+    assert "every fourth midnight (UTC)" in " ".join(capsys.readouterr().out.split())

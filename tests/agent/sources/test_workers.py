@@ -116,13 +116,13 @@ def test_a_driver_that_starts_slowly_is_asked_again_and_not_waited_for(cold):
     assert driver.held == 0
 
 
-def test_a_driver_that_comes_up_after_it_was_expired_is_not_held(cold):
+def test_a_driver_that_comes_up_after_a_release_is_not_held(cold):
     """A release while the driver starts: when it is up at last, its library is shut down again, and opens anew."""
     driver, source = cold
     with pytest.raises(StillStarting):
         source.open()
     source.close()
-    with pytest.raises(StillStarting, match="last attempt"):
+    with pytest.raises(StillStarting, match="previous attempt"):
         source.open()
     source.close()
     driver.warm.set()
@@ -143,6 +143,6 @@ def test_a_driver_that_cannot_count_is_not_held(cold):
     driver, source = cold
     driver.warm.set()
     driver.counts = False
-    with pytest.raises(SourceUnavailable, match="does not count"):
+    with pytest.raises(SourceUnavailable, match="cannot count"):
         source.open()
     assert driver.held == 0

@@ -32,7 +32,7 @@ from gpuledger_collector.ingest.remote_write.series import (
     SeriesCache,
     parse_labels,
 )
-from gpuledger_common.serving_counters import whole
+from gpuledger_common.serving_counters import exact_count
 
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
 """Prometheus sends 2,000 samples in a request by default: about 1 MB."""
@@ -296,7 +296,7 @@ def _accept(
         (cache.inference[place], count, instant)
         for place, count, instant in zip(
             table["workload"][series[counted]].tolist(),
-            map(whole, value[counted].tolist()),
+            map(exact_count, value[counted].tolist()),
             at_ms[counted].tolist(),
             strict=True,
         )

@@ -30,7 +30,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker
-from gpuledger_common.dcgm_page import BY_POD, whole
+from gpuledger_common.dcgm_page import BY_POD, device_value
 from gpuledger_common.meter import Meter
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
@@ -178,7 +178,7 @@ def meter_values(scrape: Scrape) -> dict[str, float]:
     activity = zip(ACTIVITY_METRICS.values(), scrape.activity, strict=True)
     values = {metric: value for metric, value in activity if value is not None}
     if scrape.utilization:
-        values[_UTILIZATION] = whole(scrape.utilization.values(), BY_POD[_UTILIZATION])
+        values[_UTILIZATION] = device_value(scrape.utilization.values(), BY_POD[_UTILIZATION])
     return values
 
 

@@ -17,7 +17,7 @@ from gpuledger_collector.ingest.batches.validate import Accepted, AcceptedRecord
 from gpuledger_collector.ingest.remote_write.decode import WriteRequest
 from gpuledger_collector.ingest.remote_write.series import HOT_BIT, METRIC_NUMBER, NONE, SeriesCache
 from gpuledger_common.catalogue import METRICS
-from gpuledger_common.dcgm_page import BLANK, BY_POD, whole
+from gpuledger_common.dcgm_page import BLANK, BY_POD, device_value
 from gpuledger_common.readings import Health
 from gpuledger_common.wire import WireAccelerator
 
@@ -237,7 +237,7 @@ class ScrapeRows:
             if metric.name in BY_POD:
                 for row, parts in self._by_pod(number).items():
                     if len(parts) > 1:
-                        column[row] = whole(parts.values(), BY_POD[metric.name])
+                        column[row] = device_value(parts.values(), BY_POD[metric.name])
             columns[metric.name] = _as_kind(column, metric.column_kind)
         return SampleRows(accelerator_ids, self.at_ms, columns)
 

@@ -30,7 +30,7 @@ from gpuledger_collector.ingest.remote_write.scrapes import (
     select_new_readings,
 )
 from gpuledger_collector.ingest.remote_write.series import METRIC_NUMBER, SeriesCache
-from gpuledger_common.dcgm_page import judged
+from gpuledger_common.dcgm_page import page_health
 from gpuledger_common.health import EVIDENCE
 
 SLOT_MS = 300_000
@@ -112,7 +112,7 @@ class RemoteStore:
         rows = ScrapeRows.of(cache, requests)
         records = rows.accelerators
         self._update_health(rows)
-        batches = rows.by_node(lambda uuid: judged(self._health.get(uuid, {})))
+        batches = rows.by_node(lambda uuid: page_health(self._health.get(uuid, {})))
         ids = self.store.ids.register(connection, batches, now)
         self.store.ensure_days(connection, batches)
         accelerator_ids = np.array([ids.accelerators[record.uuid] for record in records], dtype="<i8")

@@ -16,7 +16,7 @@ class Nothing:
             raise ModuleNotFoundError(f"{name} is not installed here")
 sys.meta_path.insert(0, Nothing())
 import runpy
-runpy.run_module("gpuledger_agent.inspect", run_name="__main__", alter_sys=True)
+runpy.run_module("gpuledger_agent.diagnostics", run_name="__main__", alter_sys=True)
 """
 
 

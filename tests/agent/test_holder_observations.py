@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_agent.counters import Counters
-from gpuledger_agent.join import HolderObservations, ask
+from gpuledger_agent.holder_observations import HolderObservations, observe_holders
+from gpuledger_agent.monotonic_counters import MonotonicCounters
 from gpuledger_common.readings import Accelerator, Holder, Workload
 
 CARD = Accelerator("GPU-a", "GPU-a", 0, "H100")
@@ -26,8 +26,8 @@ class Owner:
 
 def asked(*owners) -> HolderObservations:
     failed = []
-    found = ask(owners, [CARD], [], lambda owner, error: failed.append(owner.name))
-    assert found.told == (not failed)
+    found = observe_holders(owners, [CARD], [], lambda owner, error: failed.append(owner.name))
+    assert found.complete == (not failed)
     return found
 
 
@@ -97,15 +97,15 @@ def test_the_first_allocation_has_the_word_and_a_broken_source_takes_no_other_al
     found = asked(Owner("static", Workload("vision", "static")), Owner("slurm", JOB))
     assert found.holders["GPU-a"][0].workload.id == "vision"
     found = asked(Owner("kubernetes", broken=True), Owner("slurm", JOB))
-    assert not found.told
+    assert not found.complete
     assert found.holders["GPU-a"][0].workload == JOB
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=30))
 def test_a_counter_never_falls_and_counts_all_that_was_counted(readings):
     """Over any readings it rises by each rise, and by the whole new value after each fall."""
-    counters = Counters()
-    made = [counters.risen("GPU-a", {"gpu_energy_joules_total": raw})["gpu_energy_joules_total"] for raw in readings]
+    counters = MonotonicCounters()
+    made = [counters.correct("GPU-a", {"gpu_energy_joules_total": raw})["gpu_energy_joules_total"] for raw in readings]
     assert made == sorted(made)
     counted = readings[0]
     for before, now in itertools.pairwise(readings):
@@ -115,10 +115,10 @@ def test_a_counter_never_falls_and_counts_all_that_was_counted(readings):
 
 def test_counters_are_each_card_s_own_and_gauges_may_fall():
     """Two cards do not share what was counted before."""
-    counters = Counters()
-    assert counters.risen("a", {"gpu_energy_joules_total": 5, "gpu_power_watts": 9.0})["gpu_power_watts"] == 9.0
-    assert counters.risen("b", {"gpu_energy_joules_total": 3})["gpu_energy_joules_total"] == 3
-    assert counters.risen("a", {"gpu_energy_joules_total": 1, "gpu_power_watts": 1.0}) == {
+    counters = MonotonicCounters()
+    assert counters.correct("a", {"gpu_energy_joules_total": 5, "gpu_power_watts": 9.0})["gpu_power_watts"] == 9.0
+    assert counters.correct("b", {"gpu_energy_joules_total": 3})["gpu_energy_joules_total"] == 3
+    assert counters.correct("a", {"gpu_energy_joules_total": 1, "gpu_power_watts": 1.0}) == {
         "gpu_energy_joules_total": 6,
         "gpu_power_watts": 1.0,
     }
