@@ -232,7 +232,7 @@ def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(noise, tmp_pat
             with pytest.raises(sqlite3.OperationalError):
                 sampler.flush(Broken(everything), START)
     hours = (source.now_ms - START) // 3_600_000 + 1
-    assert len(sampler.meter._done) <= 4 * hours
+    assert len(sampler.meter._closed) <= 4 * hours
     assert len(sampler._rows) <= 140
     with contextlib.closing(spool_of(tmp_path, 64 * MIB)) as spool:
         sampler.flush(spool, START)
