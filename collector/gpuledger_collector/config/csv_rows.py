@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.model import Record, Row
 
 Value = TypeVar("Value")
+AnyRow = TypeVar("AnyRow", bound=Row)
 csv.field_size_limit(1 << 20)
 
 
@@ -28,6 +30,16 @@ class Parsed(Generic[Value]):
     notes: list[str] = field(default_factory=list)
 
 
+def read_rows(
+    path: Path, model: type[AnyRow], parsed: Parsed[Any], instants: Instants
+) -> Iterator[tuple[Record, AnyRow]]:
+    """The good rows of a CSV file with their records. Raises OSError when the file cannot be opened."""
+    for record in read_records(path, model, parsed):
+        row = model.read(record, parsed.problems, instants)
+        if row is not None:
+            yield record, row
+
+
 def read_records(path: Path, model: type[Row], parsed: Parsed[Any], prefix: str = "") -> Iterator[Record]:
     """The rows of a CSV file, without columns that the model does not know; none when the header is bad.
 
@@ -37,7 +49,7 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any], prefix: str 
     if text is None:
         return iter(())
     header, records = split_rows(path, text, parsed.problems)
-    parsed.problems.extend(missing_columns(path, header, model.columns))
+    parsed.problems.extend(missing_columns(path, header, model.needed_columns()))
     if parsed.problems:
         return iter(())
     keys = model.cell_names()

@@ -44,8 +44,8 @@ class Row(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    columns: ClassVar[Sequence[str]] = ()
-    """Columns that the header of a CSV file must name, even where cells may be empty."""
+    blank_columns: ClassVar[Sequence[str]] = ()
+    """Optional columns that the header of a CSV file must name all the same: their cells may be blank."""
     blank_is_refused: ClassVar[Sequence[str]] = ()
     """Keys for which a blank value is a mistake although the key is optional."""
 
@@ -53,6 +53,12 @@ class Row(BaseModel):
     def cell_names(cls) -> list[str]:
         """The names of the cells."""
         return [field.alias or name for name, field in cls.model_fields.items()]
+
+    @classmethod
+    def needed_columns(cls) -> list[str]:
+        """The columns that the header of a CSV file must name."""
+        required = [field.alias or name for name, field in cls.model_fields.items() if field.is_required()]
+        return [*required, *cls.blank_columns]
 
     @classmethod
     def read(cls, record: Record, problems: list[Problem], instants: Instants = DECLARED) -> Self | None:

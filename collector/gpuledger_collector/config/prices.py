@@ -28,7 +28,7 @@ class DeclaredPrice(Declaration):
     node: Name = ""
 
     value_type = Price
-    columns = ("pool", "gpu_model", "purchase", "rate_per_gpu_hour", "currency", "effective_from")
+    blank_columns = ("pool", "gpu_model")
     identity = ("pool", "gpu_model", "purchase", "node", "effective_from_ms")
     conflict = ("rate_per_gpu_hour", "line {line} gives the same price other values")
     may_repeat = True

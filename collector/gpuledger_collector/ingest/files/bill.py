@@ -88,16 +88,6 @@ class _Line(Row):
     billed: _Amount = Field(alias="BilledCost")
     effective: _Amount | None = Field(None, alias="EffectiveCost")
 
-    columns = (
-        "BilledCost",
-        "BillingCurrency",
-        "BillingPeriodStart",
-        "BillingPeriodEnd",
-        "ChargeCategory",
-        "ChargePeriodStart",
-        "ChargePeriodEnd",
-    )
-
     def bill_line(self, line: int) -> BillLine:
         """The line; its quantity is the priced one, else the consumed one."""
         is_priced = self.priced_quantity is not None
@@ -121,7 +111,7 @@ def read_bill(path: Path, provider: str | None = None) -> BillFile:
         text = decode(path, bill.problems)
         header, records = ([], iter(())) if text is None else split_rows(path, text, bill.problems)
     if not bill.problems:
-        bill.problems += missing_columns(path, header, _Line.columns)
+        bill.problems += missing_columns(path, header, _Line.needed_columns())
         if provider is None and not set(PROVIDERS) & set(header):
             message = "the header names no provider (ServiceProviderName or ProviderName): say --provider NAME"
             bill.problems.append(Problem("no_column", f"{path}:1:ProviderName", message))

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import Parsed, read_records
+from gpuledger_collector.config.csv_rows import Parsed, read_rows
 from gpuledger_collector.config.fields import DECLARED, LATEST_MS, DatedInstant, Instants, Name, after
 from gpuledger_collector.config.model import Row
 from gpuledger_collector.storage.ledger.rows import InventoryRow
@@ -22,17 +22,14 @@ class _Placement(Row):
     in_ms: DatedInstant = Field(alias="in_at")
     out_ms: Annotated[DatedInstant | None, after("in_ms", "in_at")] = Field(None, alias="out_at")
 
-    columns = ("node", "uuid", "gpu_model", "pool", "in_at", "out_at")
+    blank_columns = ("gpu_model", "pool", "out_at")
 
 
 def read_inventory(path: Path, instants: Instants = DECLARED) -> Parsed[InventoryRow]:
     """Every placement of the file, or the problems of all bad rows; those of one accelerator may not overlap."""
     parsed: Parsed[InventoryRow] = Parsed()
     placements: dict[str, list[tuple[_Placement, int]]] = {}
-    for record in read_records(path, _Placement, parsed):
-        placement = _Placement.read(record, parsed.problems, instants)
-        if placement is None:
-            continue
+    for record, placement in read_rows(path, _Placement, parsed, instants):
         others = placements.setdefault(placement.uuid, [])
         if any(placement == other for other, _ in others):
             continue

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import Parsed, read_records
+from gpuledger_collector.config.csv_rows import Parsed, read_rows
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, decimal, refusal
 from gpuledger_collector.config.model import Row
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
@@ -34,7 +34,7 @@ class _Waiting(Row):
     submitted_ms: Instant | None = Field(None, alias="submitted")
     source: Text = ""
 
-    columns = ("at", "workload_id", "gpus")
+    blank_columns = ("workload_id", "gpus")
 
     @field_validator("workload_id")
     @classmethod
@@ -50,10 +50,7 @@ def read_queue(path: Path, source: str = "file", pool: str = "", instants: Insta
     """Every reading of the file, or the problems of all bad rows. `source`, `pool`: of rows that name none."""
     parsed: Parsed[QueueRow] = Parsed()
     readings: dict[tuple[str, int], dict[str, WaitingRow]] = {}
-    for record in read_records(path, _Waiting, parsed):
-        row = _Waiting.read(record, parsed.problems, instants)
-        if row is None:
-            continue
+    for record, row in read_rows(path, _Waiting, parsed, instants):
         queue = readings.setdefault((row.source or source, row.at_ms), {})
         if not row.workload_id:
             continue

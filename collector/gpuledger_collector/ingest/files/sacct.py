@@ -16,41 +16,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, decode
-from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, read_instant, read_text, refusal
+from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_instant, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.ingest.files.usage import add_workload
 from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_common.plurals import plural
 
-COLUMNS = (
-    "jobidraw",
-    "cluster",
-    "account",
-    "user",
-    "partition",
-    "qos",
-    "state",
-    "submit",
-    "eligible",
-    "start",
-    "end",
-    "elapsedraw",
-    "suspended",
-    "alloctres",
-    "nodelist",
-    "comment",
-    "wckey",
-    "jobname",
-)
-FREE_FROM = COLUMNS.index("comment")
-"""The first column that users fill with what they like."""
 _NEVER = {"", "None", "Unknown", "N/A"}
 _GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)")
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
@@ -81,45 +59,58 @@ _Instant = Annotated[int | None, PlainValidator(_read_instant)]
 
 
 class _Job(Row):
-    model_config = ConfigDict(extra="ignore")
+    """A row; the fields are the columns in the order in which sacct prints them."""
 
     job: Text = Field(alias="jobidraw")
     cluster: Text
-    submitted_ms: _Instant = Field(None, alias="submit")
-    start_ms: _Instant = Field(None, alias="start")
-    pause_ms: Annotated[int, PlainValidator(_read_span)] = Field(0, alias="suspended")
-    end_ms: _Instant = Field(None, alias="end")
-    partition: Name = ""
-    node: Text = Field("", alias="nodelist")
-    user: Text | None = None
     account: Text | None = None
-    job_name: Text | None = Field(None, alias="jobname")
+    user: Text | None = None
+    partition: Name = ""
+    qos: str = ""
     state: Text = ""
+    submitted_ms: _Instant = Field(None, alias="submit")
+    eligible: str = ""
+    start_ms: _Instant = Field(None, alias="start")
+    end_ms: Annotated[_Instant, after("start_ms", "start", or_at=True)] = Field(None, alias="end")
+    elapsedraw: str = ""
+    pause_ms: Annotated[int, PlainValidator(_read_span)] = Field(0, alias="suspended")
+    alloctres: str = ""
+    node: Text = Field("", alias="nodelist")
+    comment: str = ""
+    wckey: str = ""
+    job_name: Text | None = Field(None, alias="jobname")
 
-    @field_validator("end_ms")
+    @field_validator("pause_ms")
     @classmethod
-    def _subtract_pause(cls, end_ms: int | None, info: ValidationInfo) -> int | None:
-        """Suspended time is not held: the usage ends earlier by it."""
-        if end_ms is None:
-            return None
-        end_ms -= info.data.get("pause_ms", 0)
-        if end_ms < (info.data.get("start_ms") or 0):
-            raise refusal("order", "lies before the start, the suspended time taken off")
-        return end_ms
+    def _fit_into_the_run(cls, pause_ms: int, info: ValidationInfo) -> int:
+        start_ms, end_ms = info.data.get("start_ms"), info.data.get("end_ms")
+        if start_ms is not None and end_ms is not None and pause_ms > end_ms - start_ms:
+            raise refusal("order", "is longer than the job ran")
+        return pause_ms
 
     def usage(self, record: Record, gpus: int, model: str, pool: str | None) -> UsageRow:
         """The usage of the job; a requeued job has several rows, which their submission tells apart."""
-        values = self.model_dump(exclude={"job", "cluster", "partition", "pause_ms"})
-        values |= {"start_ms": self.start_ms or 0, "state": self.state.partition(" ")[0]}
         return UsageRow(
             line=record.line,
             workload_id=f"{self.cluster}/{self.job}@{(self.submitted_ms or 0) // 1000}",
+            start_ms=self.start_ms or 0,
+            end_ms=None if self.end_ms is None else self.end_ms - self.pause_ms,  # suspended time is not held
             gpu_micro=gpus * MICRO,
             gpu_model=model,
             pool=pool or self.partition or "imported",
+            node=self.node,
+            user=self.user,
+            account=self.account,
+            job_name=self.job_name,
+            submitted_ms=self.submitted_ms,
+            state=self.state.partition(" ")[0],
             tags=tags_of(record.cells),
-            **values,
         )
+
+
+COLUMNS = tuple(_Job.cell_names())
+FREE_FROM = COLUMNS.index("comment")
+"""The first column that users fill with what they like."""
 
 
 def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARED) -> Parsed[UsageRow]:

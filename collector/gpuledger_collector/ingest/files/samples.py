@@ -46,8 +46,6 @@ class _Instant(Row):
     at_ms: Instant = Field(alias="ts")
     uuid: Text
 
-    columns = ("ts", "uuid")
-
 
 _METRICS: dict[str, Any] = {
     metric.name: (Annotated[str, PlainValidator(_reader(metric.column_kind))] | None, None) for metric in HOT

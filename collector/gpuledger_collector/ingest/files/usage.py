@@ -55,7 +55,7 @@ class _Usage(Row):
     state: Text = ""
     tags: dict[str, Text] = Field({}, alias="tag")
 
-    columns = ("workload_id", "start", "end", "gpus")
+    blank_columns = ("start", "end")
 
     @field_validator("gpus")
     @classmethod
