@@ -13,7 +13,7 @@ from gpuledger_collector import readiness, wiring
 from gpuledger_collector.cli.doctor import writing
 from gpuledger_collector.ingest.batches import commit
 from gpuledger_collector.storage.database import Database, open_connection
-from gpuledger_collector.storage.diagnosis import signs
+from gpuledger_collector.storage.ledger.health import read_health
 from gpuledger_collector.storage.telemetry import partitions
 
 Usage = namedtuple("Usage", "total used free")
@@ -125,8 +125,8 @@ def test_doctor_tells_partitions_and_what_writers_could_not_write(database, monk
     failed = dt.datetime.now(dt.UTC)
 
     def findings():
-        with database.engine.connect() as connection:
-            return {one.topic: one for one in writing(signs(connection, NOW, NOW - 86_400_000, 600_000))}
+        with database.transaction() as connection:
+            return {one.topic: one for one in writing(read_health(connection, NOW, NOW - 86_400_000, 600_000))}
 
     assert {topic: one.verdict for topic, one in findings().items()} == {"partitions": "ok"}
     presence = wiring.presence(database, lambda: (failed, "out of shared memory"))

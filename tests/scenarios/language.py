@@ -25,8 +25,7 @@ from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.services.close import CannotClose, close_period
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage import declared
-from gpuledger_collector.storage.billing import commitments, disputes, prices
+from gpuledger_collector.storage.billing import commitments, declarations, disputes, prices
 from gpuledger_collector.storage.billing.allocation import beside
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import reports, rules, zones
@@ -252,7 +251,9 @@ class Story:
             pairs(given["scope"] or ""),
             *days,
         )
-        declared.replace_shared_costs(self.connection, [*declared.shared_costs(self.connection), cost], self._now())
+        declarations.replace_shared_costs(
+            self.connection, [*declarations.shared_costs(self.connection), cost], self._now()
+        )
 
     def do_carbon(self, text: str) -> None:
         given = match(
@@ -260,7 +261,7 @@ class Story:
         )
         starts = None if given["start"] is None else dt.date.fromisoformat(given["start"])
         one = Intensity("grid", given["pool"] or "", Decimal(given["grams"]), Decimal(given["pue"] or 1), starts)
-        declared.replace_carbon(self.connection, [*declared.carbon(self.connection), one], self._now())
+        declarations.replace_carbon(self.connection, [*declarations.carbon(self.connection), one], self._now())
 
     # what happens
 

@@ -16,7 +16,7 @@ from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.settings import Settings
-    from gpuledger_collector.storage.diagnosis import Signs
+    from gpuledger_collector.storage.ledger.health import LedgerHealth
 
 DAYS = 7
 DAY_MS = 86_400_000
@@ -63,19 +63,17 @@ def doctor(
             from gpuledger_collector.cli.remediation import remediation
             from gpuledger_collector.services.node_health import SILENT_MS
             from gpuledger_collector.storage.access import readers, row_level_security
-            from gpuledger_collector.storage.database import open_connection
-            from gpuledger_collector.storage.diagnosis import promises, signs
+            from gpuledger_collector.storage.ledger.health import read_declarations, read_health
             from gpuledger_collector.wiring import now
 
             now_ms = round(now().timestamp() * 1000)
-            with opened.engine.connect() as connection:
-                version = str(connection.exec_driver_sql("SHOW server_version").scalar())
-                seen = signs(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
+            with opened.transaction() as connection:
+                version = connection.info.parameter_status("server_version") or ""
+                seen = read_health(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
                 asked_ms = round(now().timestamp() * 1000)
-                declared = promises(connection, asked_ms, asked_ms - DAYS * DAY_MS)
-            with open_connection(opened.dsn) as plain:
-                cure = "" if row_level_security.is_enabled(plain) else row_level_security.advice(plain)
-                loose = readers.not_held(plain)
+                declared = read_declarations(connection, asked_ms, asked_ms - DAYS * DAY_MS)
+                cure = "" if row_level_security.is_enabled(connection) else row_level_security.advice(connection)
+                loose = readers.not_held(connection)
         found.append(Finding("ok", "database", f"PostgreSQL {version.split()[0]} answers, its schema is current"))
         found += [*ledger_findings(seen, now_ms), wall(cure), *roles(loose), *remediation(declared, wanted, asked_ms)]
     except Exception as error:
@@ -117,7 +115,7 @@ def surroundings(wanted: Settings) -> Iterator[Finding]:
         yield Finding("ok", "network", f"listens on {wanted.listen}, with tokens")
 
 
-def ledger_findings(seen: Signs, now_ms: int) -> Iterator[Finding]:
+def ledger_findings(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     """What the ledger shows: agents, prices, attribution, proofs, jobs."""
     yield from agents(seen)
     if seen.prices == 0:
@@ -188,7 +186,7 @@ def roles(loose: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def agents(seen: Signs) -> Iterator[Finding]:
+def agents(seen: LedgerHealth) -> Iterator[Finding]:
     """Nodes and what they report."""
     if seen.nodes == 0:
         yield Finding(
@@ -213,7 +211,7 @@ def agents(seen: Signs) -> Iterator[Finding]:
         )
 
 
-def jobs(seen: Signs, now_ms: int) -> Iterator[Finding]:
+def jobs(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     """The scheduled work."""
     for job, detail in seen.failed_jobs:
         yield Finding("bad", "jobs", f"{job} failed of late: {detail.partition(chr(10))[0]}", "see the collector's log")
@@ -223,7 +221,7 @@ def jobs(seen: Signs, now_ms: int) -> Iterator[Finding]:
         yield Finding("ok", "jobs", f"the last one began {(now_ms - seen.last_job_ms) // 1000} s ago")
 
 
-def writing(seen: Signs) -> Iterator[Finding]:
+def writing(seen: LedgerHealth) -> Iterator[Finding]:
     """What keeps, or kept, batches from being written."""
     from gpuledger_collector.storage.telemetry.partitions import MAX_PARTITIONS
 

@@ -16,7 +16,7 @@ from gpuledger_collector.cli.doctor import DAY_MS, Finding
 
 if TYPE_CHECKING:
     from gpuledger_collector.settings import Settings
-    from gpuledger_collector.storage.diagnosis import Promises
+    from gpuledger_collector.storage.ledger.health import Declarations
 
 SKEW_MS = 5_000
 """More than a slow answer of the database explains; jobs and leases go by both clocks."""
@@ -26,7 +26,7 @@ CLOSED_ONES = 31 * DAY_MS
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
-def remediation(found: Promises, wanted: Settings, now_ms: int) -> Iterator[Finding]:
+def remediation(found: Declarations, wanted: Settings, now_ms: int) -> Iterator[Finding]:
     """What of it needs a cure. `now_ms` is the collector's clock when `found` was read."""
     yield from clock(found.server_ms, now_ms)
     yield from zones(found.zones)

@@ -11,8 +11,7 @@ from gpuledger_collector.config import bill_matches, budgets, money, notificatio
 from gpuledger_collector.config.attribution import DeclaredRule
 from gpuledger_collector.config.model import Declaration
 from gpuledger_collector.insight.scaling.pools import ScalingTerms
-from gpuledger_collector.storage import declared
-from gpuledger_collector.storage.billing import bills, commitments
+from gpuledger_collector.storage.billing import bills, commitments, declarations
 from gpuledger_collector.storage.billing import budgets as stored_budgets
 from gpuledger_collector.storage.billing import prices as stored_prices
 from gpuledger_collector.storage.capacity import scaling as stored_pools
@@ -55,9 +54,9 @@ KINDS: Mapping[str, Kind] = {
     "rule": Kind("rules", DeclaredRule, rules.replace, rules.current),
     "budget": Kind("budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current),
     "shared_cost": Kind(
-        "shared costs", shared_costs.DeclaredSharedCost, declared.replace_shared_costs, declared.shared_costs
+        "shared costs", shared_costs.DeclaredSharedCost, declarations.replace_shared_costs, declarations.shared_costs
     ),
-    "carbon": Kind("carbon", shared_costs.DeclaredIntensity, declared.replace_carbon, declared.carbon),
+    "carbon": Kind("carbon", shared_costs.DeclaredIntensity, declarations.replace_carbon, declarations.carbon),
     "recipient": Kind(
         "recipients",
         notification_rules.DeclaredRecipient,

@@ -28,8 +28,7 @@ from gpuledger_collector.accounting.shared_costs import (
     share,
 )
 from gpuledger_collector.accounting.usage import HELD
-from gpuledger_collector.storage import declared
-from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.ledger.reports import Connection
 
@@ -42,9 +41,9 @@ def beside(
     """Shares and grams for a report of a period up to now, by these dimensions. `owner`: only what it bears itself."""
     calendar, lines, made = zones.calendar(connection), _lines(connection, by), Allocations()
     for month, part, at in _months(connection, calendar, period):
-        for cost in declared.shared_costs(connection, at):
+        for cost in declarations.shared_costs(connection, at):
             _share(made, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, by, owner)
-        known = declared.carbon(connection, at)
+        known = declarations.carbon(connection, at)
         if known:
             _emit(made, known, calendar, part, lines, by, owner)
     return made
@@ -57,7 +56,7 @@ def shares(
     calendar, lines, made = zones.calendar(connection), _lines(connection, (level,)), Allocations()
     closing = None if at_ms is None else dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
     for month, part, at in _months(connection, calendar, period):
-        for cost in declared.shared_costs(connection, at or closing):
+        for cost in declarations.shared_costs(connection, at or closing):
             _share(made, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, (level,), None)
     return made.parts
 

@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.exchange import ExchangeRate
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.pricing import PurchaseChoice
-from gpuledger_collector.storage import declared
+from gpuledger_collector.storage.billing import declarations
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 
@@ -74,7 +74,7 @@ def replace(connection: Connection, commitments: Sequence[Commitment], now: dt.d
         for one in commitments
     ]
     before = current(connection)
-    outcome = declared.replace_rows(connection, "commitment", _COLUMNS, rows, now)
+    outcome = declarations.replace_rows(connection, "commitment", _COLUMNS, rows, now)
     now_ms = int(now.timestamp() * 1000)
     marked = 0
     for one in set(before) ^ set(current(connection)):
@@ -97,7 +97,7 @@ def replace_choices(connection: Connection, wanted: Sequence[PurchaseChoice], no
     """The choices become these; every rated day is marked when one came or went."""
     rows = [{name: getattr(one, name) for name in _CHOICE} for one in wanted]
     before = choices(connection)
-    outcome = declared.replace_rows(connection, "purchase_choice", _CHOICE, rows, now)
+    outcome = declarations.replace_rows(connection, "purchase_choice", _CHOICE, rows, now)
     marked = 0
     if outcome.added or outcome.updated:
         bounds = {at for one in [*before, *wanted] for at in (one.effective_from_ms, one.effective_to_ms)}
@@ -118,4 +118,4 @@ def exchange(connection: Connection) -> list[ExchangeRate]:
 def replace_exchange(connection: Connection, rates: Sequence[ExchangeRate], now: dt.datetime) -> ImportOutcome:
     """The exchange rates become these. The ledger does not change by them: nothing is rated again."""
     rows = [{name: getattr(one, name) for name in _EXCHANGE} for one in rates]
-    return declared.replace_rows(connection, "exchange_rate", _EXCHANGE, rows, now)
+    return declarations.replace_rows(connection, "exchange_rate", _EXCHANGE, rows, now)

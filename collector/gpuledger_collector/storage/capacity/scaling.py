@@ -39,8 +39,8 @@ from gpuledger_collector.insight.scaling.pools import (
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.billing.declarations import replace_rows
 from gpuledger_collector.storage.capacity.demand import STEPS_MS, evidence, fine, queues
-from gpuledger_collector.storage.declared import replace_rows
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications import outbox

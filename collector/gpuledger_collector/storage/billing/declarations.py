@@ -1,4 +1,4 @@
-"""What is declared in a file and applied as a whole: rows that are superseded rather than edited, and audited."""
+"""Declared rows that a file replaces together: superseded, not edited, and audited; shared costs and carbon."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _SHARED = ("name", "source", "amount_micro", "currency", "pool", "key", "level", "weights", "scope", "from_on", "to_on")
 _CARBON = ("region", "pool", "grams_per_kwh", "pue", "from_on", "to_on")
 _AT = "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at > %(at)s)"
 
 
 def shared_costs(connection: Connection, at: dt.datetime | None = None) -> list[SharedCost]:
-    """The shared costs in force, or those that were at an instant, by name."""
+    """Read the shared costs in force, now or at an instant, by name."""
     rows = connection.execute(
         f"SELECT {', '.join(_SHARED)} FROM shared_cost WHERE {_AT} ORDER BY name, from_on NULLS FIRST, id", {"at": at}
     )
@@ -31,13 +28,13 @@ def shared_costs(connection: Connection, at: dt.datetime | None = None) -> list[
 
 
 def replace_shared_costs(connection: Connection, wanted: Sequence[SharedCost], now: dt.datetime) -> ImportOutcome:
-    """The shared costs in force become these. Charges stay as they are: a report shares what it shows."""
+    """Replace the shared costs in force. No charge changes: reports compute the shares."""
     rows = [{name: getattr(cost, name) for name in _SHARED} for cost in wanted]
     return replace_rows(connection, "shared_cost", _SHARED, rows, after_closes(connection, now))
 
 
 def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intensity]:
-    """The carbon intensities in force, or those that were at an instant, by pool."""
+    """Read the carbon intensities in force, now or at an instant, by pool."""
     rows = connection.execute(
         f"SELECT {', '.join(_CARBON)} FROM carbon_intensity WHERE {_AT} ORDER BY pool, from_on NULLS FIRST, id",
         {"at": at},
@@ -46,15 +43,15 @@ def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intens
 
 
 def replace_carbon(connection: Connection, wanted: Sequence[Intensity], now: dt.datetime) -> ImportOutcome:
-    """The carbon intensities in force become these."""
-    rows = [{name: getattr(one, name) for name in _CARBON} for one in wanted]
+    """Replace the carbon intensities in force."""
+    rows = [{name: getattr(intensity, name) for name in _CARBON} for intensity in wanted]
     return replace_rows(connection, "carbon_intensity", _CARBON, rows, after_closes(connection, now))
 
 
 def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
-    """Now, or just after the last close: what is declared while a month is being closed is not of that month.
+    """Return now, or just after the last close: a declaration during a close does not belong to the closed month.
 
-    Until the transaction ends no month is closed, so that a close knows of it or comes before it.
+    The ledger lock keeps months from being closed until the transaction ends.
     """
     locks.take(connection, Lock.LEDGER)
     row = connection.execute("SELECT max(closed_ms) FROM billing_period").fetchone()
@@ -66,7 +63,7 @@ def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
 def replace_rows(
     connection: Connection, table: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], now: dt.datetime
 ) -> ImportOutcome:
-    """The rows in force become these; those that say the same stay as they are."""
+    """Replace the rows in force; rows of the same content stay."""
     known = {
         _content(dict(zip(columns, row[1:], strict=True))): row[0]
         for row in connection.execute(f"SELECT id, {', '.join(columns)} FROM {table} WHERE superseded_at IS NULL")
@@ -81,9 +78,9 @@ def replace_rows(
         cells = [_cell(wanted[content][name]) for name in columns]
         given = ", ".join(["%s"] * (len(columns) + 1))
         connection.execute(f"INSERT INTO {table} ({', '.join(columns)}, recorded_at) VALUES ({given})", (*cells, now))
-    told = [audit.Change(table, _subject(content), json.loads(content), None) for content in gone]
-    told += [audit.Change(table, _subject(content), None, json.loads(content)) for content in new]
-    audit.record(connection, told, int(now.timestamp() * 1000))
+    changes = [audit.Change(table, _subject(content), json.loads(content), None) for content in gone]
+    changes += [audit.Change(table, _subject(content), None, json.loads(content)) for content in new]
+    audit.record(connection, changes, int(now.timestamp() * 1000))
     return ImportOutcome(len(new), len(gone), len(wanted) - len(new))
 
 

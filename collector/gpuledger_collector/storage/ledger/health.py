@@ -1,0 +1,151 @@
+"""What `gpuledger doctor` reads of the ledger; each figure is one cheap query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.placement import RefusedClaim
+from gpuledger_collector.storage.ledger import claims
+from gpuledger_collector.storage.locks import Connection
+
+MAX_CLAIMS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHealth:
+    """The ledger over the last days. Counts are rows, `_ns` GPU-nanoseconds."""
+
+    nodes: int
+    silent: tuple[str, ...]
+    troubled: tuple[tuple[str, str], ...]
+    accelerators: int
+    prices: int
+    held_ns: int
+    unattributed_ns: int
+    unpriced_ns: int
+    broken_days: int
+    failed_jobs: tuple[tuple[str, str], ...]
+    last_job_ms: int | None
+    conflicts: int
+    claims: tuple[RefusedClaim, ...]
+    unbound_tokens: int
+    """Live agent tokens without a node: they can report any node."""
+    partitions: int
+    """Partitions of all partitioned tables."""
+    failed_writers: tuple[tuple[str, str], ...]
+    """Hosts of live collectors -> why they last failed to write batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """What is declared or open, to be compared with settings and clocks. Instants are unix milliseconds."""
+
+    server_ms: int
+    """The database's clock."""
+    zones: tuple[str, ...]
+    """Billing zones in force."""
+    commitments: tuple[tuple[str, int], ...]
+    """Names of commitments in force, and when they end."""
+    recipients: tuple[tuple[str, tuple[str, ...]], ...]
+    """Budgets and their recipients."""
+    queues: tuple[tuple[str, int], ...]
+    """Schedulers and when their queue was last read."""
+    acting: tuple[str, ...]
+    """Pools in mode `act` without a rate in force."""
+    disputed_ms: tuple[tuple[int, int], ...]
+    """Open disputes, and the instant from which they need evidence."""
+    versions: tuple[tuple[str, str], ...]
+    """Nodes and the versions of their agents."""
+
+
+def read_declarations(connection: Connection, now_ms: int, since_ms: int) -> Declarations:
+    """Read what is declared; a node that was not seen since `since_ms` counts as removed."""
+
+    def rows(query: str, **values: object) -> list[tuple[str, int]]:
+        return [(str(row[0]), int(row[1])) for row in connection.execute(query.encode(), values)]
+
+    budgets = connection.execute("SELECT name, terms FROM budget WHERE superseded_at IS NULL ORDER BY name")
+    acting = (
+        "SELECT pool, 0 FROM scaling_pool s WHERE superseded_at IS NULL AND terms ->> 'mode' = 'act' "
+        "AND NOT EXISTS (SELECT FROM price p WHERE p.superseded_at IS NULL AND p.pool IN ('', s.pool) "
+        "AND p.effective_from_ms <= %(at)s AND (p.effective_to_ms IS NULL OR p.effective_to_ms > %(at)s)) ORDER BY pool"
+    )
+    versions = (
+        "SELECT name, agent_version FROM node WHERE agent_version <> '' "
+        "AND extract(epoch FROM last_seen_at) * 1000 >= %(since)s ORDER BY name"
+    )
+    open_disputes = "SELECT id, start_ms FROM dispute WHERE resolved_ms IS NULL ORDER BY id"
+    term_ends = "SELECT name, max(ends_ms) FROM commitment WHERE superseded_at IS NULL GROUP BY 1 ORDER BY 1"
+    return Declarations(
+        server_ms=_number(connection, "SELECT extract(epoch FROM clock_timestamp()) * 1000"),
+        zones=tuple(name for name, _ in rows("SELECT zone, 0 FROM billing_zone WHERE superseded_at IS NULL")),
+        commitments=tuple(rows(term_ends)),
+        recipients=tuple(
+            (str(name), (*terms.get("recipients", ()), *terms.get("escalate_to", ()))) for name, terms in budgets
+        ),
+        queues=tuple(rows("SELECT source, max(at_ms) FROM queue_reading GROUP BY 1 ORDER BY 1")),
+        acting=tuple(pool for pool, _ in rows(acting, at=now_ms)),
+        disputed_ms=tuple((int(number), start_ms) for number, start_ms in rows(open_disputes)),
+        versions=_pairs(connection, versions, since=since_ms),
+    )
+
+
+def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: int) -> LedgerHealth:
+    """Read the health since an instant; a node is silent when it was last seen more than `silent_ms` ago."""
+
+    def number(query: str, **values: object) -> int:
+        return _number(connection, query, **values)
+
+    def pairs(query: str, **values: object) -> tuple[tuple[str, str], ...]:
+        return _pairs(connection, query, **values)
+
+    late = "SELECT name, status FROM node WHERE extract(epoch FROM last_seen_at) * 1000 < %(at)s ORDER BY name LIMIT 20"
+    sick = (
+        "SELECT name, status_detail FROM node WHERE status <> 'ok' "
+        "AND extract(epoch FROM last_seen_at) * 1000 >= %(at)s ORDER BY name LIMIT 20"
+    )
+    failed = (
+        "SELECT DISTINCT ON (job) job, detail FROM job_run WHERE outcome <> 'done' "
+        "AND extract(epoch FROM started_at) * 1000 >= %(since)s ORDER BY job, started_at DESC"
+    )
+    held = "SELECT sum(l.gpu_ns) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %(since)s"
+    return LedgerHealth(
+        nodes=number("SELECT count(*) FROM node"),
+        silent=tuple(name for name, _ in pairs(late, at=now_ms - silent_ms)),
+        troubled=pairs(sick, at=now_ms - silent_ms),
+        accelerators=number("SELECT count(*) FROM accelerator"),
+        prices=number("SELECT count(*) FROM price WHERE superseded_at IS NULL"),
+        held_ns=number(f"{held} AND l.state = 'held'", since=since_ms),
+        unattributed_ns=number(f"{held} AND l.state = 'held' AND coalesce(o.team, '') = ''", since=since_ms),
+        unpriced_ns=number(f"{held} AND l.currency IS NULL", since=since_ms),
+        broken_days=number(
+            "SELECT count(*) FROM conservation_check WHERE NOT holds AND day_ms >= %(since)s", since=since_ms
+        ),
+        failed_jobs=pairs(failed, since=since_ms),
+        last_job_ms=number("SELECT round(extract(epoch FROM max(started_at)) * 1000) FROM job_run") or None,
+        conflicts=number("SELECT count(*) FROM ingest_conflict"),
+        claims=tuple(claims.since(connection, since_ms, MAX_CLAIMS)),
+        unbound_tokens=number(
+            "SELECT count(*) FROM token WHERE role = 'agent' AND node IS NULL AND revoked_ms IS NULL "
+            "AND (expires_ms IS NULL OR expires_ms > %(at)s)",
+            at=now_ms,
+        ),
+        partitions=number(
+            "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass, 'gpu_sample'::regclass)"
+        ),
+        failed_writers=pairs(
+            "SELECT host, to_char(last_error_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || 'Z: ' || last_error "
+            "FROM replica WHERE last_error <> '' AND seen_at > now() - interval '1 minute' "
+            "AND extract(epoch FROM last_error_at) * 1000 >= %(since)s ORDER BY host, last_error_at",
+            since=since_ms,
+        ),
+    )
+
+
+def _number(connection: Connection, query: str, **values: object) -> int:
+    row = connection.execute(query.encode(), values).fetchone()
+    return int(row[0] or 0) if row else 0
+
+
+def _pairs(connection: Connection, query: str, **values: object) -> tuple[tuple[str, str], ...]:
+    return tuple((str(row[0]), str(row[1])) for row in connection.execute(query.encode(), values))
