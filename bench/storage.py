@@ -27,7 +27,7 @@ from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import archive, partitions
-from gpuledger_common.catalogue import HOT
+from gpuledger_common.catalog import HOT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from docs import seen_on
 
-from gpuledger_common.catalogue import METRICS
+from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Metric
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -46,7 +46,7 @@ def metric_row(metric: Metric, cards: list[str]) -> list[str]:
 
 
 def metrics_page() -> str:
-    """Every metric of the catalogue, by tier."""
+    """Every metric of the catalog, by tier."""
     tiers = list(dict.fromkeys(metric.tier for metric in METRICS))
     header = ["metric", "unit", "kind", "scope", "tier", "NVML source", "DCGM field", "seen on", "said to be on"]
     seen = seen_on.load()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.dcgm_page import parse
 
 FACTS = Path(__file__).with_suffix(".csv")
@@ -295,7 +295,7 @@ def collect(folder: Path) -> list[Fact]:
                 kept.setdefault((fact.metric, fact.card), fact)
     unknown = {fact.metric for fact in kept.values()} - set(BY_NAME)
     if unknown:
-        raise LookupError(f"not in the catalogue: {', '.join(sorted(unknown))}")
+        raise LookupError(f"not in the catalog: {', '.join(sorted(unknown))}")
     return sorted(kept.values())
 
 

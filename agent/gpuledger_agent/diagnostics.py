@@ -20,7 +20,7 @@ from gpuledger_agent.owners import open_owners
 from gpuledger_agent.settings import Settings
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.sources.recording import header_line, open_text, tick_line
-from gpuledger_common.catalogue import BY_NAME, METRICS
+from gpuledger_common.catalog import BY_NAME, METRICS
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.plurals import plural
 from gpuledger_common.readings import AgentError, Holder, Inventory, OwnerSource, Sample, SourceUnavailable

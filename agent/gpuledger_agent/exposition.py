@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from gpuledger_agent import __version__
 from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
-from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.exporter_names import Vintage, families, render
 from gpuledger_common.readings import Accelerator
 
@@ -77,11 +77,11 @@ class AgentCollector(Collector):
                 cause.add_metric([*labels, sample.health.status, sample.health.cause], 1)
             for name, value in sample.values.items():
                 if name in BY_NAME:
-                    family = families.setdefault(name, _catalogue_family(name, LABELS))
+                    family = families.setdefault(name, _catalog_family(name, LABELS))
                     family.add_metric(labels, float(value))
             # Metrics with several series: their own labels come after the accelerator's.
             for name, series in sample.series.items():
-                family = families.setdefault(name, _catalogue_family(name))
+                family = families.setdefault(name, _catalog_family(name))
                 sample_name = f"{family.name}_total" if family.type == "counter" else name
                 for entry in series:
                     all_labels = dict(zip(LABELS, labels, strict=True)) | dict(entry.labels)
@@ -156,7 +156,7 @@ class AgentCollector(Collector):
         yield _gauge("gpuledger_agent_resident_memory_bytes", "Resident memory of the agent", resident_bytes())
 
 
-def _catalogue_family(name: str, labels: Sequence[str] | None = None) -> Any:
+def _catalog_family(name: str, labels: Sequence[str] | None = None) -> Any:
     metric = BY_NAME[name]
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     return kind(name, f"{metric.nvml} ({metric.unit})", labels=labels)

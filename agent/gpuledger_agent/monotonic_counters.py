@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.catalog import BY_NAME
 
 COUNTERS = frozenset(name for name, metric in BY_NAME.items() if metric.kind == "counter")
 

@@ -17,7 +17,7 @@ from gpuledger_agent.monotonic_counters import MonotonicCounters
 from gpuledger_agent.spool import BatchContents, Spool
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, pack
-from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.meter import Meter, MeteredInterval
 from gpuledger_common.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
 

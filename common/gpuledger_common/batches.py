@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpuledger_common import wire
-from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.compression import zstd
 from gpuledger_common.largest_remainder import split
 from gpuledger_common.meter import MeteredInterval

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuledger_common.catalogue import BY_NAME, METRICS
+from gpuledger_common.catalog import BY_NAME, METRICS
 from gpuledger_common.health import verdict
 from gpuledger_common.metrics import Metric
 from gpuledger_common.mig import fitted, profile_share
@@ -193,7 +193,7 @@ def device_value(values: Collection[float | int], upper_bound: float) -> float |
 
 
 def metric_of(name: str) -> Metric | None:
-    """The catalogue's metric for a name of dcgm-exporter, of any vintage; None for a name that it does not have."""
+    """The catalog's metric for a name of dcgm-exporter, of any vintage; None for a name that it does not have."""
     if name in BASE_UNIT_NAMES:
         return BY_NAME[BASE_UNIT_NAMES[name]]
     return _BY_FIELD.get(name) or _BY_FIELD.get(name.removesuffix("_total"))

@@ -11,8 +11,8 @@ from typing import Literal
 
 from prometheus_client.core import Metric
 
-from gpuledger_common.catalogue import METRICS
-from gpuledger_common.metrics import Metric as CatalogueMetric
+from gpuledger_common.catalog import METRICS
+from gpuledger_common.metrics import Metric as CatalogMetric
 from gpuledger_common.readings import Accelerator, Holder, Sample
 
 Vintage = Literal["old", "new", "off"]
@@ -53,17 +53,17 @@ COUNTERS = frozenset(
         "DCGM_FI_DEV_RETIRED_PENDING",
     }
 )
-"""Counts that may fall after a repair: gauges in our catalogue, counters for dcgm-exporter."""
+"""Counts that may fall after a repair: gauges in our catalog, counters for dcgm-exporter."""
 NOT_NUMERIC = "DCGM_FI_DEV_MIG_ATTRIBUTES"
 """A structure in DCGM, which dcgm-exporter cannot print either."""
 
 
-def _default_position(metric: CatalogueMetric) -> int:
+def _default_position(metric: CatalogMetric) -> int:
     short = metric.dcgm_field.removeprefix("DCGM_FI_DEV_").removeprefix("DCGM_FI_PROF_")
     return DEFAULT_ORDER.index(short) if short in DEFAULT_ORDER else len(DEFAULT_ORDER)
 
 
-EXPORTED: tuple[CatalogueMetric, ...] = tuple(
+EXPORTED: tuple[CatalogMetric, ...] = tuple(
     sorted(
         (
             metric

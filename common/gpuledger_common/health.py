@@ -27,7 +27,7 @@ _FAULTS = (
     ("gpu_retired_pages_pending", "a page retirement waits for a reset"),
 )
 EVIDENCE = frozenset({RECOVERY, *(name for name, _ in _FAULTS)})
-"""Catalogue names that the verdict uses."""
+"""Catalog names that the verdict uses."""
 _RANK = {"ok": 0, "degraded": 1, "unknown": 2, "failed": 3}
 
 

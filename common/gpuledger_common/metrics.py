@@ -1,7 +1,7 @@
-"""The row types of the metric catalogue: what a card can report, in which unit, and which call reads it.
+"""The row types of the metric catalog: what a card can report, in which unit, and which call reads it.
 
 The sampler, the wire's column types, the storage columns, the exposition and the reference page in docs/ all follow
-from one table (`catalogue.METRICS`): adding a row there adds a metric everywhere.
+from one table (`catalog.METRICS`): adding a row there adds a metric everywhere.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Reader = Call | Field | Gpm
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the catalogue.
+    """One row of the catalog.
 
     `scale` turns the raw NVML number into the base unit of `unit`. `reader` is None for metrics that the agent derives
     or receives as events. `hot` metrics have a column of their own in the collector's sample table.

@@ -67,7 +67,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class SeriesValue:
     """One series of a metric that has several: its labels and its value in base units."""
 
     labels: tuple[tuple[str, str], ...]
@@ -76,7 +76,7 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The readings of one accelerator at one instant, in base units, by catalogue name.
+    """The readings of one accelerator at one instant, in base units, by catalog name.
 
     `monotonic_ns` is the instant of the reading on CLOCK_MONOTONIC. A metric is in `values`, or in `absent` with a
     reason, or in neither when its tier was not due.
@@ -88,7 +88,7 @@ class Sample:
     absent: Mapping[str, str] = field(default_factory=dict)
     processes: Sequence[Process] = ()
     health: Health = Health()
-    series: Mapping[str, Sequence[Labelled]] = field(default_factory=dict)
+    series: Mapping[str, Sequence[SeriesValue]] = field(default_factory=dict)
     """Metrics that have several series on one accelerator (a link, a process, a reason); shown, not stored."""
 
 

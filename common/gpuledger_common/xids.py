@@ -1,6 +1,6 @@
 """Xids, the driver's error codes: what each means for the card, what to do, and how the kernel log reports them.
 
-Classes and actions follow NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors) as of October 2025, in our own words.
+Classes and actions follow NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors) as of October 2025, in our own words.
 An Xid at most degrades a card's health: only the driver's answers, never a log line, make time unavailable.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.grafana import COUNT, RATIO, Board, Panel, chosen, column, link, series, stat, table, timeline
 from dashboards.sql import ACCELERATORS, between, datasource, node, picked
-from gpuledger_common.catalogue import HOT, METRICS
+from gpuledger_common.catalog import HOT, METRICS
 
 THERE = f"({ACCELERATORS}) a"
 CHOSEN = f"{picked('a.node', 'node')} AND {picked('a.uuid', 'accelerator')}"

@@ -5,7 +5,7 @@ import csv
 import pytest
 from docs import generate, seen_on
 
-from gpuledger_common.catalogue import BY_NAME, METRICS
+from gpuledger_common.catalog import BY_NAME, METRICS
 
 
 def test_the_committed_facts_are_those_of_the_captures(tmp_path):
@@ -18,7 +18,7 @@ def test_the_committed_facts_are_those_of_the_captures(tmp_path):
 
 
 def test_every_fact_is_about_a_metric_that_we_read_and_none_of_gpm():
-    """Facts name metrics of the catalogue; none is counted from a related measurement."""
+    """Facts name metrics of the catalog; none is counted from a related measurement."""
     with seen_on.FACTS.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) > 500

@@ -11,7 +11,7 @@ import yaml
 from fakes.runbooks import assert_runbook
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.scaling_gauge import ScalingGauge
-from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.catalog import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards" / "alerts" / "prometheus.yml"

@@ -11,7 +11,7 @@ from dashboards import build, grafana
 from fakes.boards import BOARDS, panels
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.storage.access.readers import READABLE
-from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.catalog import BY_NAME
 
 OUR_METRICS = re.compile(r"\bgpu_[a-z0-9_]+")
 EVERY = [(name, panel) for name, board in BOARDS.items() for panel in panels(board)]

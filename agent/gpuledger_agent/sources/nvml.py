@@ -1,4 +1,4 @@
-"""NVML through NVIDIA's own binding: every metric of the catalogue that a card gives, with a worker thread per GPU.
+"""NVML through NVIDIA's own binding: every metric of the catalog that a card gives, with a worker thread per GPU.
 
 NVML is initialized once, not per sample; a lost GPU stays in the inventory by its UUID; what a card does not support is
 tried once per attach and then left out with its reason. With MIG on, the instances are the accelerators, and the
@@ -22,7 +22,15 @@ from gpuledger_agent.sources.nvml_reader import LOST, DeviceReader, text
 from gpuledger_agent.sources.nvml_worker import PendingAnswer, Worker
 from gpuledger_common.health import worse
 from gpuledger_common.mig import fitted, measured_share
-from gpuledger_common.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable, StillStarting
+from gpuledger_common.readings import (
+    Accelerator,
+    Health,
+    Inventory,
+    Sample,
+    SeriesValue,
+    SourceUnavailable,
+    StillStarting,
+)
 
 INIT_DEADLINE_S = 60.0
 """The first client of a card without persistence mode waits up to 3 s per GPU (driver-persistence documentation)."""
@@ -309,7 +317,7 @@ class NvmlSource:
                 values["gpu_last_xid"] = xids.last or 0
             if xids.last is not None:
                 series["gpu_xid_errors_total"] = [
-                    Labelled((("xid", str(xid)),), count) for xid, count in xids.counts().items()
+                    SeriesValue((("xid", str(xid)),), count) for xid, count in xids.counts().items()
                 ]
             if "slow" in tiers and board.health_reader is None and board.mig_capable:
                 values["gpu_mig_instances"] = 0

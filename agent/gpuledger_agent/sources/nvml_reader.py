@@ -1,4 +1,4 @@
-"""Read one accelerator by the catalogue: plain calls, one batch of field values, and pairs of GPM samples.
+"""Read one accelerator by the catalog: plain calls, one batch of field values, and pairs of GPM samples.
 
 The list of metrics is made at attach and shrinks: one that the card does not support is tried once. A field's value is
 valid only if its own return code is 0; otherwise it holds garbage.
@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Literal
 
 from gpuledger_agent.sources.nvml_series import Refusal, SeriesReader
-from gpuledger_common.catalogue import METRICS
+from gpuledger_common.catalog import METRICS
 from gpuledger_common.health import EVIDENCE, verdict
 from gpuledger_common.metrics import Call, Field, Gpm, Metric
-from gpuledger_common.readings import Health, Labelled, Process
+from gpuledger_common.readings import Health, Process, SeriesValue
 
 LOST, RESET_REQUIRED = 15, 16
 PERMANENT_ERRORS = frozenset({2, 3, 4, 13, 25, 26})
@@ -53,7 +53,7 @@ class DeviceReading:
     values: dict[str, float | int] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     processes: Sequence[Process] = ()
-    series: dict[str, Sequence[Labelled]] = field(default_factory=dict)
+    series: dict[str, Sequence[SeriesValue]] = field(default_factory=dict)
     health: Health = field(default_factory=Health)
     failed: int | None = None
     """The code of a call that found the GPU lost or in need of a reset."""
@@ -261,7 +261,7 @@ class DeviceReader:
         for position, (_, _, constant) in enumerate(wanted):
             request.metrics[position].metricId = constant
         answer = self._guarded(lambda: nvml.nvmlGpmMetricsGet(request))
-        by_engine: dict[str, list[Labelled]] = {}
+        by_engine: dict[str, list[SeriesValue]] = {}
         for position, (metric, engine, _) in enumerate(wanted):
             entry = request.metrics[position]
             if isinstance(answer, Refusal):
@@ -273,8 +273,8 @@ class DeviceReader:
             elif engine is None:
                 self._put(metric, entry.value, reading)
             else:
-                labelled = Labelled((("engine", str(engine)),), entry.value * metric.scale)
-                by_engine.setdefault(metric.name, []).append(labelled)
+                value = SeriesValue((("engine", str(engine)),), entry.value * metric.scale)
+                by_engine.setdefault(metric.name, []).append(value)
         reading.series |= by_engine
         for name in by_engine:
             reading.absent.pop(name, None)

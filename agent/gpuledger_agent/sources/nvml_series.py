@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuledger_common.readings import Labelled, Process
+from gpuledger_common.readings import Process, SeriesValue
 
 REASONS = (
     ("gpu_idle", 0x1),
@@ -34,7 +34,7 @@ _UTILIZATION = (
     ("gpu_process_decoder_utilization_ratio", "decUtil"),
 )
 
-Series = dict[str, Sequence[Labelled]]
+Series = dict[str, Sequence[SeriesValue]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SeriesReader:
         self._has_utilization = not instance
         self._utilization_at = 0
         """Driver timestamp (microseconds) of the latest process utilization read."""
-        self._info: list[Labelled] | None = None
+        self._info: list[SeriesValue] | None = None
 
     def read(
         self, tiers: frozenset[str], values: Mapping[str, float | int], processes: Sequence[Process]
@@ -73,10 +73,10 @@ class SeriesReader:
             mask = values.get("gpu_clocks_event_reasons_bitmask")
             if mask is not None:
                 series["gpu_clocks_event_active"] = [
-                    Labelled((("reason", name),), int(bool(int(mask) & bit))) for name, bit in REASONS
+                    _by("reason", name, int(bool(int(mask) & bit))) for name, bit in REASONS
                 ]
             memory = [
-                Labelled((("pid", str(process.pid)), ("type", process.kind)), process.memory_bytes)
+                SeriesValue((("pid", str(process.pid)), ("type", process.kind)), process.memory_bytes)
                 for process in processes
                 if process.memory_bytes is not None
             ]
@@ -108,7 +108,7 @@ class SeriesReader:
                 latest[entry.pid] = entry
         for name, attribute in _UTILIZATION:
             by_process = [
-                Labelled((("pid", str(pid)),), getattr(entry, attribute) * 0.01)
+                _by("pid", pid, getattr(entry, attribute) * 0.01)
                 for pid, entry in sorted(latest.items())
                 if 0 <= getattr(entry, attribute) <= 100
             ]
@@ -125,13 +125,13 @@ class SeriesReader:
             names = ("gpu_nvlink_link_up", "gpu_nvlink_speed_bits_per_second")
             absent |= dict.fromkeys(names, "this card has no NVLink")
             return
-        series["gpu_nvlink_link_up"] = [Labelled((("link", str(link)),), int(state)) for link, state in states.items()]
+        series["gpu_nvlink_link_up"] = [_by("link", link, int(state)) for link, state in states.items()]
         if speeds:
             field = self._nvml.NVML_FI_DEV_NVLINK_GET_SPEED
             answers = self._call("nvmlDeviceGetFieldValues", [(field, link) for link in self._links])
             if not isinstance(answers, Refusal):
                 series["gpu_nvlink_speed_bits_per_second"] = [
-                    Labelled((("link", str(link)),), int(answer.value.uiVal) * SPEED_SCALE)
+                    _by("link", link, int(answer.value.uiVal) * SPEED_SCALE)
                     for link, answer in zip(self._links, answers, strict=True)
                     if answer.nvmlReturn == 0
                 ]
@@ -139,7 +139,7 @@ class SeriesReader:
     def _call(self, function: str, *arguments: Any) -> Any:
         return self._guarded(lambda: getattr(self._nvml, function)(self._handle, *arguments))
 
-    def _read_info(self) -> list[Labelled]:
+    def _read_info(self) -> list[SeriesValue]:
         """The card's identity as labels, read once; an unknown part is an empty label."""
         if self._info is None:
             nvml = self._nvml
@@ -151,7 +151,7 @@ class SeriesReader:
                 "driver": self._guarded(lambda: nvml.nvmlSystemGetDriverVersion()),
                 "cuda": self._guarded(lambda: nvml.nvmlSystemGetCudaDriverVersion()),
             }
-            self._info = [Labelled(tuple((name, _label(answer)) for name, answer in parts.items()), 1)]
+            self._info = [SeriesValue(tuple((name, _label(answer)) for name, answer in parts.items()), 1)]
         return self._info
 
     def _read_accounting(self, series: Series, absent: dict[str, str]) -> None:
@@ -162,14 +162,14 @@ class SeriesReader:
             absent |= dict.fromkeys(names, "accounting mode is off (nvidia-smi --accounting-mode=1)")
             return
         pids = self._call("nvmlDeviceGetAccountingPids")
-        seconds: list[Labelled] = []
-        memory: list[Labelled] = []
+        seconds: list[SeriesValue] = []
+        memory: list[SeriesValue] = []
         for pid in () if isinstance(pids, Refusal) else pids:
             stats = self._call("nvmlDeviceGetAccountingStats", pid)
             if not isinstance(stats, Refusal):
                 labels = (("pid", str(pid)), ("running", str(int(stats.isRunning))))
-                seconds.append(Labelled(labels, int(stats.time) * 0.001))
-                memory.append(Labelled(labels, int(stats.maxMemoryUsage)))
+                seconds.append(SeriesValue(labels, int(stats.time) * 0.001))
+                memory.append(SeriesValue(labels, int(stats.maxMemoryUsage)))
         if seconds:
             series |= {names[0]: seconds, names[1]: memory}
 
@@ -178,3 +178,7 @@ def _label(answer: Any) -> str:
     if isinstance(answer, Refusal) or answer is None:
         return ""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+
+
+def _by(label: str, name: object, value: float) -> SeriesValue:
+    return SeriesValue(((label, str(name)),), value)

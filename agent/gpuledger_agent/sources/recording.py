@@ -18,16 +18,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, get_args
 
-from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.readings import (
     Accelerator,
     Health,
     HealthStatus,
     Holder,
     Inventory,
-    Labelled,
     Process,
     Sample,
+    SeriesValue,
     SourceUnavailable,
     Workload,
 )
@@ -194,10 +194,10 @@ def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
     return Sample(_typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health, series)
 
 
-def _labelled(name: str, labels: dict[str, Any], value: Any) -> Labelled:
+def _labelled(name: str, labels: dict[str, Any], value: Any) -> SeriesValue:
     if not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"{name} has a malformed label")
-    return Labelled(tuple((label, _typed(text, str)) for label, text in labels.items()), _number(name, value))
+    return SeriesValue(tuple((label, _typed(text, str)) for label, text in labels.items()), _number(name, value))
 
 
 def _number(name: str, value: Any) -> float | int:

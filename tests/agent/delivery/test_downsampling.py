@@ -14,7 +14,7 @@ from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.spool import BatchContents, BatchCounts, DiskNearlyFull, RecordLosses, Spool
 from gpuledger_common.batches import unpack
-from gpuledger_common.catalogue import METRICS
+from gpuledger_common.catalog import METRICS
 from gpuledger_common.meter import Meter
 from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, Workload
 

@@ -121,7 +121,7 @@ def test_states_follow_health_and_holders():
 
 
 def test_the_best_witness_of_activity_counts():
-    """SM activity before utilisation: a kernel that is resident and idle is idle."""
+    """SM activity before utilization: a kernel that is resident and idle is idle."""
     meter = Meter(gap_ms=30_000)
     seen = sample(1.0, gpu_sm_active_ratio=0.0)
     (span,) = run(meter, [(0, seen, (JOB,)), (10_000, seen, (JOB,))])

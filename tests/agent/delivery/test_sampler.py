@@ -8,7 +8,7 @@ from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.spool import Spool
 from gpuledger_common.batches import unpack
 from gpuledger_common.meter import Meter
-from gpuledger_common.readings import Accelerator, Health, Holder, Inventory, Labelled, Sample, Workload
+from gpuledger_common.readings import Accelerator, Health, Holder, Inventory, Sample, SeriesValue, Workload
 
 START = 1_790_812_800_000
 WHOLE = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA H100")
@@ -137,10 +137,10 @@ def test_the_memory_of_a_process_that_ended_is_not_shown_any_more():
     """A series of the fast tier ends when it is not read; one of the slow tier stays between its turns."""
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)
-    links = [Labelled((("link", "0"),), 1)]
+    links = [SeriesValue((("link", "0"),), 1)]
     cards.series = {
-        "gpu_process_memory_used_bytes": [Labelled((("pid", "7"), ("type", "compute")), 5)],
-        "gpu_process_sm_utilization_ratio": [Labelled((("pid", "7"),), 0.5)],
+        "gpu_process_memory_used_bytes": [SeriesValue((("pid", "7"), ("type", "compute")), 5)],
+        "gpu_process_sm_utilization_ratio": [SeriesValue((("pid", "7"),), 0.5)],
         "gpu_nvlink_link_up": links,
     }
     tick(sampler, cards, 0)

@@ -19,7 +19,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
 
 
 def test_all_faults_are_told_at_once(tmp_path):
-    """A misspelt name (with its neighbour), a wrong kind and an unknown setting stand in one message, with places."""
+    """A misspelt name (with its neighbor), a wrong kind and an unknown setting stand in one message, with places."""
     config = tmp_path / "agent.toml"
     config.write_text("sample_intervall_s = 5\nspool_bytes = 1.5\npush_interval_s = true\n")
     with pytest.raises(SettingsError) as caught:

@@ -165,7 +165,7 @@ def test_a_note_is_never_written_through_a_link(tmp_path):
 
 
 @pytest.mark.parametrize("interval_s", [0.1, 1.0, 2.0, 10.0, 60.0])
-def test_a_gpu_that_answers_at_its_deadline_costs_its_neighbours_nothing(interval_s):
+def test_a_gpu_that_answers_at_its_deadline_costs_its_neighbors_nothing(interval_s):
     """The longest round of all is still shorter than a gap, however short the interval is."""
     longest_s = max(interval_s, READ_DEADLINE_S) + interval_s
     assert gap_ms(Settings(sample_interval_s=interval_s)) > 1000 * longest_s

@@ -7,7 +7,7 @@ import os
 import pynvml
 import pytest
 
-from gpuledger_common.catalogue import METRICS
+from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Call
 
 
@@ -45,7 +45,7 @@ def test_a_structure_that_the_driver_fills_is_read(card):
 
 
 def test_the_binding_knows_every_call_of_the_catalogue():
-    """Each function, field and structure that the catalogue names is there, and takes what it is given."""
+    """Each function, field and structure that the catalog names is there, and takes what it is given."""
     for metric in METRICS:
         if isinstance(metric.reader, Call):
             function = inspect.signature(getattr(pynvml, metric.reader.function))
@@ -58,7 +58,7 @@ def test_the_binding_knows_every_call_of_the_catalogue():
 
 
 def test_a_lost_gpu_fails_alone(card):
-    """A GPU that falls off the bus is failed and stays in the inventory; its neighbour keeps its readings."""
+    """A GPU that falls off the bus is failed and stays in the inventory; its neighbor keeps its readings."""
     printed = card.python(
         "import json, os\n"
         "from gpuledger_agent.sources.nvml import NvmlSource\n"

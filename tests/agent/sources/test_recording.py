@@ -16,9 +16,9 @@ from gpuledger_common.readings import (
     Health,
     Holder,
     Inventory,
-    Labelled,
     Process,
     Sample,
+    SeriesValue,
     SourceUnavailable,
     Workload,
 )
@@ -67,7 +67,7 @@ workloads = st.builds(
     st.lists(st.builds(Holder, workloads, st.integers(1, 9)), max_size=3),
     st.dictionaries(
         st.sampled_from(["gpu_nvlink_link_up", "gpu_xid_errors_total"]),
-        st.lists(st.builds(Labelled, st.tuples(st.tuples(st.just("link"), names)), numbers), min_size=1, max_size=3),
+        st.lists(st.builds(SeriesValue, st.tuples(st.tuples(st.just("link"), names)), numbers), min_size=1, max_size=3),
     ),
 )
 def test_what_is_written_is_what_is_read(tmp_path_factory, values, absent, running, health, holders, series):

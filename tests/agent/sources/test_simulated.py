@@ -81,8 +81,8 @@ def test_readings_are_possible(node):
                 assert used + free == entry.memory_bytes
 
 
-def test_slices_of_an_a100_have_no_utilisation_and_share_one_board():
-    """MIG instances are accelerators without utilisation or power, as NVML on an A100; together at most one device."""
+def test_slices_of_an_a100_have_no_utilization_and_share_one_board():
+    """MIG instances are accelerators without utilization or power, as NVML on an A100; together at most one device."""
     slices = [entry for entry in FLEET.node("a100-01").accelerators if entry.gpu_micro != WHOLE_GPU]
     assert len({entry.device_uuid for entry in slices}) == 1
     assert sum(entry.gpu_micro for entry in slices) <= WHOLE_GPU

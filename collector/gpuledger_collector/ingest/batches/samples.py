@@ -17,7 +17,7 @@ from gpuledger_collector.ingest.batches.columns import (
     pack,
 )
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, SampleBlock
-from gpuledger_common.catalogue import HOT
+from gpuledger_common.catalog import HOT
 
 HOT_KINDS = {metric.name: metric.column_kind for metric in HOT}
 SlowChange = tuple[int, str, int, float | None]

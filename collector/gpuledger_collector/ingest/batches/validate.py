@@ -21,7 +21,7 @@ import numpy as np
 from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MOST_COUNTED
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList, Refused
-from gpuledger_common.catalogue import METRICS
+from gpuledger_common.catalog import METRICS
 from gpuledger_common.wire import (
     WIRE_VERSION,
     Count,

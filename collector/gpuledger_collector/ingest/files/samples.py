@@ -19,7 +19,7 @@ from gpuledger_collector.config.csv_rows import Parsed, decode, read_records
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.storage.ledger.rows import SampleRow
-from gpuledger_common.catalogue import HOT
+from gpuledger_common.catalog import HOT
 
 LARGEST = {"i8": 2**63 - 1, "f4": 3e38, "f8": 1e300}
 """By the type of a metric's column."""

@@ -16,7 +16,7 @@ from gpuledger_collector.ingest.batches.samples import SampleRows
 from gpuledger_collector.ingest.batches.validate import Accepted, AcceptedRecords, SampleBlock, workload_key
 from gpuledger_collector.ingest.remote_write.decode import WriteRequest
 from gpuledger_collector.ingest.remote_write.series import HOT_BIT, METRIC_NUMBER, NONE, SeriesCache
-from gpuledger_common.catalogue import METRICS
+from gpuledger_common.catalog import METRICS
 from gpuledger_common.dcgm_page import BLANK, BY_POD, device_value
 from gpuledger_common.readings import Health
 from gpuledger_common.wire import WireAccelerator

@@ -21,7 +21,7 @@ from gpuledger_collector.ingest.batches.validate import bad_text, check_accelera
 from gpuledger_collector.ingest.remote_write.inference_counters import InferenceSeries, inference_series
 from gpuledger_collector.ingest.remote_write.messages import ONE
 from gpuledger_common import dcgm_page as dcgm
-from gpuledger_common.catalogue import BY_NAME, HOT, METRICS
+from gpuledger_common.catalog import BY_NAME, HOT, METRICS
 from gpuledger_common.metrics import Metric
 from gpuledger_common.readings import Accelerator, Workload
 from gpuledger_common.serving_counters import ENGINES

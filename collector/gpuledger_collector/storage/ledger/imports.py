@@ -17,7 +17,7 @@ from gpuledger_collector.storage.ledger.placements import settle_pools
 from gpuledger_collector.storage.ledger.rows import ImportOutcome, SampleRow, UsageRow
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
-from gpuledger_common.catalogue import HOT
+from gpuledger_common.catalog import HOT
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-from gpuledger_common.catalogue import HOT
+from gpuledger_common.catalog import HOT
 
 metadata = sa.MetaData(
     naming_convention={

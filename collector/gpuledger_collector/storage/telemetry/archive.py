@@ -26,7 +26,7 @@ from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import day_rows
 from gpuledger_collector.storage.telemetry.day_rows import DayRows
 from gpuledger_collector.storage.telemetry.sample_codec import Array, Column, DamagedBlob, Readings, pack, same, unpack
-from gpuledger_common.catalogue import HOT
+from gpuledger_common.catalog import HOT
 
 KINDS = {metric.name: metric.column_kind for metric in HOT}
 LOCK_WAIT = "5s"

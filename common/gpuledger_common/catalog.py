@@ -1,4 +1,4 @@
-"""The metric catalogue: one row per metric. `note` says which cards give it."""
+"""The metric catalog: one row per metric. `note` says which cards give it."""
 
 from gpuledger_common.metrics import Call, Field, Gpm, Metric
 
@@ -51,8 +51,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_sm_clock_max_hertz", "hertz", "gauge", ("GPU",), "static", "nvmlDeviceGetMaxClockInfo(NVML_CLOCK_SM)", Call("nvmlDeviceGetMaxClockInfo", ("NVML_CLOCK_SM",)), 1000000.0, dcgm_field="DCGM_FI_DEV_MAX_SM_CLOCK", dcgm_id=113, dcgm_scale=1000000.0, note="Fermi+"),
     Metric("gpu_memory_clock_max_hertz", "hertz", "gauge", ("GPU",), "static", "nvmlDeviceGetMaxClockInfo(NVML_CLOCK_MEM)", Call("nvmlDeviceGetMaxClockInfo", ("NVML_CLOCK_MEM",)), 1000000.0, dcgm_field="DCGM_FI_DEV_MAX_MEM_CLOCK", dcgm_id=114, dcgm_scale=1000000.0, note="Fermi+"),
     Metric("gpu_video_clock_max_hertz", "hertz", "gauge", ("GPU",), "static", "nvmlDeviceGetMaxClockInfo(NVML_CLOCK_VIDEO)", Call("nvmlDeviceGetMaxClockInfo", ("NVML_CLOCK_VIDEO",)), 1000000.0, dcgm_field="DCGM_FI_DEV_MAX_VIDEO_CLOCK", dcgm_id=115, dcgm_scale=1000000.0, note="Fermi+"),
-    Metric("gpu_application_sm_clock_hertz", "hertz", "gauge", ("GPU",), "slow", "nvmlDeviceGetApplicationsClock(NVML_CLOCK_SM)", Call("nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",)), 1000000.0, dcgm_field="DCGM_FI_DEV_APP_SM_CLOCK", dcgm_id=110, dcgm_scale=1000000.0, note="data-centre boards; marked deprecated on new drivers"),
-    Metric("gpu_application_memory_clock_hertz", "hertz", "gauge", ("GPU",), "slow", "nvmlDeviceGetApplicationsClock(NVML_CLOCK_MEM)", Call("nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_MEM",)), 1000000.0, dcgm_field="DCGM_FI_DEV_APP_MEM_CLOCK", dcgm_id=111, dcgm_scale=1000000.0, note="data-centre boards; marked deprecated on new drivers"),
+    Metric("gpu_application_sm_clock_hertz", "hertz", "gauge", ("GPU",), "slow", "nvmlDeviceGetApplicationsClock(NVML_CLOCK_SM)", Call("nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",)), 1000000.0, dcgm_field="DCGM_FI_DEV_APP_SM_CLOCK", dcgm_id=110, dcgm_scale=1000000.0, note="data-center boards; marked deprecated on new drivers"),
+    Metric("gpu_application_memory_clock_hertz", "hertz", "gauge", ("GPU",), "slow", "nvmlDeviceGetApplicationsClock(NVML_CLOCK_MEM)", Call("nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_MEM",)), 1000000.0, dcgm_field="DCGM_FI_DEV_APP_MEM_CLOCK", dcgm_id=111, dcgm_scale=1000000.0, note="data-center boards; marked deprecated on new drivers"),
     Metric("gpu_temperature_celsius", "celsius", "gauge", ("GPU",), "fast", "nvmlDeviceGetTemperature(NVML_TEMPERATURE_GPU)", Call("nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",)), 1.0, dcgm_field="DCGM_FI_DEV_GPU_TEMP", dcgm_field_46="DCGM_FI_DEV_GPU_TEMP_CELSIUS", dcgm_id=150, hot=True, note="all; pynvml marks it for removal in CUDA 14 -> fall over to nvmlDeviceGetTemperatureV"),
     Metric("gpu_memory_temperature_celsius", "celsius", "gauge", ("GPU",), "fast", "nvmlDeviceGetFieldValues NVML_FI_DEV_MEMORY_TEMP", Field("NVML_FI_DEV_MEMORY_TEMP"), 1.0, dcgm_field="DCGM_FI_DEV_MEMORY_TEMP", dcgm_field_46="DCGM_FI_DEV_MEMORY_TEMP_CELSIUS", dcgm_id=140, hot=True, note="HBM boards; consumer GDDR usually absent"),
     Metric("gpu_temperature_margin_celsius", "celsius", "gauge", ("GPU",), "slow", "nvmlDeviceGetMarginTemperature()", Call("nvmlDeviceGetMarginTemperature"), 1.0, dcgm_field="DCGM_FI_DEV_GPU_TEMP_LIMIT", dcgm_field_46="DCGM_FI_DEV_GPU_TEMP_MARGIN_CELSIUS", dcgm_id=153, note="recent drivers"),
@@ -89,7 +89,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_fan_speed_rpm", "rpm", "gauge", ("GPU",), "slow", "nvmlDeviceGetFanSpeedRPM()", Call("nvmlDeviceGetFanSpeedRPM"), 1.0, note="Maxwell+ R565+"),
     Metric("gpu_persistence_mode", "bool", "gauge", ("GPU",), "slow", "nvmlDeviceGetPersistenceMode()", Call("nvmlDeviceGetPersistenceMode"), 1.0, dcgm_field="DCGM_FI_DEV_PERSISTENCE_MODE", dcgm_field_46="DCGM_FI_DEV_GPU_PERSISTENCE_MODE", dcgm_id=66, note="Linux"),
     Metric("gpu_compute_mode", "enum", "gauge", ("GPU",), "slow", "nvmlDeviceGetComputeMode()", Call("nvmlDeviceGetComputeMode"), 1.0, dcgm_field="DCGM_FI_DEV_COMPUTE_MODE", dcgm_field_46="DCGM_FI_DEV_GPU_COMPUTE_MODE", dcgm_id=65, note="needs MIG handle when MIG is on"),
-    Metric("gpu_mig_mode", "bool", "gauge", ("GPU",), "slow", "nvmlDeviceGetMigMode()[0] (and [1]=pending)", Call("nvmlDeviceGetMigMode", (), 0), 1.0, dcgm_field="DCGM_FI_DEV_MIG_MODE", dcgm_id=67, note="Ampere+ data-centre"),
+    Metric("gpu_mig_mode", "bool", "gauge", ("GPU",), "slow", "nvmlDeviceGetMigMode()[0] (and [1]=pending)", Call("nvmlDeviceGetMigMode", (), 0), 1.0, dcgm_field="DCGM_FI_DEV_MIG_MODE", dcgm_id=67, note="Ampere+ data-center"),
     Metric("gpu_mig_instances", "count", "gauge", ("GPU",), "slow", "nvmlDeviceGetMaxMigDeviceCount() + nvmlDeviceGetMigDeviceHandleByIndex()", None, 1.0, dcgm_field="DCGM_FI_DEV_MIG_MAX_SLICES", dcgm_id=69, note="Ampere+; NOT_FOUND(6) for empty index is normal"),
     Metric("gpu_mig_multiprocessors", "count", "gauge", ("MIG",), "slow", "nvmlDeviceGetAttributes_v2().multiprocessorCount", Call("nvmlDeviceGetAttributes_v2", (), "multiprocessorCount"), 1.0, dcgm_field="DCGM_FI_DEV_MIG_ATTRIBUTES", dcgm_id=75, note="Ampere+; MIG handles only; the cost weight of an instance"),
     Metric("gpu_mig_memory_bytes", "bytes", "gauge", ("MIG",), "slow", "nvmlDeviceGetAttributes_v2().memorySizeMB", Call("nvmlDeviceGetAttributes_v2", (), "memorySizeMB"), 1048576.0, dcgm_field="DCGM_FI_DEV_MIG_ATTRIBUTES", dcgm_id=75, dcgm_scale=1048576.0, note="Ampere+; MIG handles only"),
@@ -175,4 +175,4 @@ METRICS: tuple[Metric, ...] = (
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
 HOT: tuple[Metric, ...] = tuple(metric for metric in METRICS if metric.hot)
-"""Metrics with a column of their own in the collector's sample table, in catalogue order."""
+"""Metrics with a column of their own in the collector's sample table, in catalog order."""
