@@ -14,8 +14,10 @@ from typer.main import get_command
 from gpuledger_agent import cli as agent_cli
 from gpuledger_agent.settings import Settings as AgentSettings
 from gpuledger_collector.cli import build
+from gpuledger_collector.config import toml
 from gpuledger_collector.config.declared import TABLES, read_declared
 from gpuledger_collector.config.hooks import read_hooks
+from gpuledger_collector.config.kinds import KINDS
 from gpuledger_collector.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +148,16 @@ def test_the_commands_are_found():
     assert sum(len(list(commands(page))) for page in PAGES) > 100
 
 
+def written_again(declared, path):
+    """What is read from the file that the export would make of these declarations, of kinds that are exported."""
+    lines = []
+    for name, values in declared.values.items():
+        for value in values if KINDS[name].current else ():
+            lines += toml.table(name, KINDS[name].model.from_value(value).to_table())
+    path.write_text("\n".join(lines))
+    return read_declared(path)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_file_that_is_shown_can_be_read(page, tmp_path):
     """TOML is what `apply` takes without a problem, or has settings that exist; YAML and JSON parse."""
@@ -155,7 +167,9 @@ def test_every_file_that_is_shown_can_be_read(page, tmp_path):
             if any(isinstance(content.get(table), list) for table in TABLES) or "billing_zone" in content:
                 path = tmp_path / "shown.toml"
                 path.write_text(text)
-                assert read_declared(path).problems == []
+                declared = read_declared(path)
+                assert declared.problems == []
+                assert declared.values.items() >= written_again(declared, path).values.items()
             elif any(isinstance(one, dict) and "address" in one for one in content.values()):
                 (tmp_path / "hooks.toml").write_text(text)
                 (tmp_path / "erp.secret").write_text("a-secret-of-over-24-characters\n")
