@@ -302,7 +302,7 @@ def real(place):
         **card,
     )
     found = [one for one in idle_episodes(minutes, classify(minutes)) if one.state is State.GONE_IDLE]
-    soon = [one for one in found if not one.going_on and one.end - one.flagged <= 30]
+    soon = [one for one in found if not one.ongoing and one.end - one.flagged <= 30]
     hours = sum(one.end - one.since for one in found) / 60
     pod_hours = np.isfinite(util).sum() / 60
     print(f"\nreal day, {rows} pods, {pod_hours:.0f} pod-hours, warm replicas judged as if they were jobs:")

@@ -243,7 +243,7 @@ class _Window:
             since_ms=since_ms,
             opened_ms=self._at_ms(episode.flagged) if continued is None else continued.opened_ms,
             until_ms=until_ms,
-            resolved_ms=None if episode.going_on else until_ms,
+            resolved_ms=None if episode.ongoing else until_ms,
             confidence=round(episode.confidence, 3),
             currency=cost.currency,
             cost_micro=cost.cost_micro,

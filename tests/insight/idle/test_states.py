@@ -130,7 +130,7 @@ def work(count, seed=0):
 def test_gone_idle_is_flagged_after_its_window_and_counted_from_its_first_minute():
     """Two hours of nothing after work: flagged at 90 minutes, since the first idle minute."""
     (found,) = flagged(fleet(np.r_[work(120), np.zeros(120)]), State.GONE_IDLE)
-    assert (found.since, found.end, found.going_on) == (120, 240, True)
+    assert (found.since, found.end, found.ongoing) == (120, 240, True)
     assert 120 + 85 <= found.flagged < 120 + 90
     assert 0.83 <= found.confidence <= 0.84
     assert set(found.permille) == {1000}
@@ -258,3 +258,9 @@ def test_the_curve_of_survival_is_measured_and_leans_on_the_open_one():
     lengths, ended = idle_gaps(low, np.ones_like(low))
     assert lengths.tolist() == [2, 2]
     assert ended.tolist() == [True, False]
+
+
+def test_work_at_the_end_of_a_long_pause_is_not_idle():
+    """A notebook idle for 236 minutes and busy since: its window is idle enough at 240, and it works."""
+    minutes = fleet([[0.0] * 236 + [0.9] * 10], interactive=True)
+    assert not (states_of(minutes) == State.GONE_IDLE).any()

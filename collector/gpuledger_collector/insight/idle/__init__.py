@@ -1,1 +1,1 @@
-"""Idle accelerators: what every minute was, which usage intervals of them a person should see, and how sure that is."""
+"""Idle accelerators: the state of every minute, the episodes a person should see, and their confidence."""

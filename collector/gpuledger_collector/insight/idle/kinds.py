@@ -1,4 +1,4 @@
-"""What kind of workload one is, as far as idleness depends on it: tags first, then the words of its name."""
+"""Kinds of workloads and GPUs as far as idleness depends on them: by tags, then by the words of their names."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 SERVING = frozenset({"serving", "inference", "endpoint", "deployment", "inferenceservice", "vllm", "triton", "tgi"})
 INTERACTIVE = frozenset({"interactive", "notebook", "jupyter", "jupyterlab", "jupyterhub", "shell", "vscode"})
 TAGS = ("class", "kind", "workload_class", "app.kubernetes.io/component")
-"""Tags that say it in so many words; so does a tag that is named `serving` or `interactive`."""
+"""Tags whose value is a kind; a tag named `serving` or `interactive` decides by itself."""
 FALSE = frozenset({"", "0", "false", "no"})
 
-CARDS: dict[str, tuple[float, float]] = {
+WATTS: dict[str, tuple[float, float]] = {
     "H200": (75.0, 700.0),
     "H100": (70.0, 700.0),
     "A100": (55.0, 400.0),
@@ -21,14 +21,9 @@ CARDS: dict[str, tuple[float, float]] = {
     "T4": (10.0, 70.0),
     "V100": (40.0, 300.0),
 }
-"""Watts of rest and of full power (data sheets; rest as commonly read), by a word of the model's name."""
+"""Idle and full power by a word of the model's name (full: data sheets; idle: as commonly read)."""
 FLOOR_BYTES = 640 * 2.0**20
-"""Memory that a card and its driver hold with nobody on it."""
-
-
-def words(text: str) -> set[str]:
-    """Lower-case words of a name."""
-    return set(re.findall(r"[a-z0-9]+", text.lower()))
+"""Memory that a GPU and its driver use without any process."""
 
 
 def is_serving(kind: str, name: str, tags: Mapping[str, str]) -> bool:
@@ -37,18 +32,18 @@ def is_serving(kind: str, name: str, tags: Mapping[str, str]) -> bool:
 
 
 def is_interactive(kind: str, name: str, tags: Mapping[str, str]) -> bool:
-    """Whether a person sits before it."""
+    """Whether a person works in it."""
     return _is(INTERACTIVE, "interactive", kind, name, tags)
 
 
 def _is(family: frozenset[str], flag: str, kind: str, name: str, tags: Mapping[str, str]) -> bool:
     if flag in tags:
         return tags[flag].lower() not in FALSE
-    said = [tags[tag] for tag in TAGS if tag in tags]
-    return bool(family & words(" ".join([kind, name, *said])))
+    text = " ".join([kind, name, *(tags[tag] for tag in TAGS if tag in tags)])
+    return bool(family & set(re.findall(r"[a-z0-9]+", text.lower())))
 
 
 def watts(model: str) -> tuple[float, float]:
-    """Watts of rest and of full power of a model; NaN where it is not known."""
-    found = [value for word, value in CARDS.items() if word in model.upper().replace("-", " ").split()]
-    return found[0] if found else (float("nan"), float("nan"))
+    """Return idle and full power of a model; NaN where it is unknown."""
+    words = model.upper().replace("-", " ").split()
+    return next((power for word, power in WATTS.items() if word in words), (float("nan"), float("nan")))

@@ -1,23 +1,21 @@
-"""How long idleness lasts once it has lasted: the confidence of an idle finding is measured, not invented.
+"""How long idleness lasts once it has lasted: the measured confidence of an idle finding.
 
-P(idle for another 30 minutes | idle for w) from the gaps seen so far, gaps that had not ended counted as far as they
-went (Kaplan and Meier 1958), and drawn towards an open curve while there are few of them.
+P(idle for another 30 minutes | idle for w) from the gaps seen so far; gaps that have not ended are right-censored
+(Kaplan and Meier 1958). While there are few, the estimate is shrunk towards the curve of an open trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from gpuledger_collector.insight.idle.minutes import Flags
-from gpuledger_collector.insight.series import Floats
+from gpuledger_collector.insight.series import Flags, Floats
 
 AHEAD = 30
-"""Minutes of idleness that are foretold."""
+"""Minutes of further idleness that are predicted."""
 WEIGHT = 20.0
-"""Gaps that the open curve counts for."""
+"""Weight of the open curve, in gaps."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class IdleSurvivalCurve:
     probability: tuple[float, ...]
 
     def at(self, length: float) -> float:
-        """The probability at any length, straight between the known ones."""
+        """The probability at any length, interpolated linearly."""
         return float(np.interp(length, self.minutes, self.probability))
 
 
@@ -37,30 +35,25 @@ OPEN_CURVE = IdleSurvivalCurve((5, 10, 15, 30, 60, 90, 120, 180), (0.16, 0.22, 0
 
 
 def idle_gaps(low: Flags, known: Flags) -> tuple[Floats, Flags]:
-    """Lengths in minutes of the idle runs of each row, and whether each was seen to end."""
-    lengths: list[Floats] = []
-    ended: list[Flags] = []
+    """Return the lengths in minutes of the idle runs of each row, and whether each was seen to end."""
+    lengths: list[Floats] = [np.zeros(0)]
+    ended: list[Flags] = [np.zeros(0, dtype=bool)]
     for idle, seen in zip(low & known, known, strict=True):
         edge = np.diff(np.concatenate([[False], idle, [False]]).astype(np.int8))
         start, stop = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
         lengths.append((stop - start).astype(np.float64))
         ended.append(np.concatenate([seen, [False]])[stop])
-    if not lengths:
-        return np.zeros(0), np.zeros(0, dtype=bool)
     return np.concatenate(lengths), np.concatenate(ended)
 
 
-def estimate_curve(
-    lengths: Floats, ended: Flags, prior: IdleSurvivalCurve = OPEN_CURVE, at: Iterable[int] | None = None
-) -> IdleSurvivalCurve:
-    """The curve of these gaps, each point weighed with the prior's by how many gaps reached it."""
-    points = tuple(prior.minutes if at is None else at)
-    made = []
-    for point in points:
+def estimate_curve(lengths: Floats, ended: Flags) -> IdleSurvivalCurve:
+    """Estimate the curve of these gaps, each point weighted against the open curve by how many gaps reached it."""
+    probability = []
+    for point in OPEN_CURVE.minutes:
         reached = float((lengths >= point).sum())
         own = _conditional(lengths, ended, point, point + AHEAD)
-        made.append((reached * own + WEIGHT * prior.at(point)) / (reached + WEIGHT))
-    return IdleSurvivalCurve(points, tuple(made))
+        probability.append((reached * own + WEIGHT * OPEN_CURVE.at(point)) / (reached + WEIGHT))
+    return IdleSurvivalCurve(OPEN_CURVE.minutes, tuple(probability))
 
 
 def _conditional(lengths: Floats, ended: Flags, start: int, end: int) -> float:
