@@ -23,7 +23,7 @@ INTERVALS = 3
 
 @dataclass(frozen=True)
 class Minutes:
-    """Minutes of accelerators from `start_ms` (unix); arrays are (accelerators, minutes), the last ones (accelerators,)."""
+    """Minutes of accelerators from `start_ms` (unix). Arrays are (accelerators, minutes), the last (accelerators,)."""
 
     start_ms: int
     seen: Flags
@@ -69,9 +69,7 @@ class Minutes:
     def until(self, minute: int) -> Minutes:
         """Return what was known before this minute."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        tables: dict[str, Any] = {
-            name: table for name, table in values.items() if isinstance(table, np.ndarray) and table.ndim == 2
-        }
+        tables = {name: table for name, table in values.items() if np.ndim(table) == 2}
         return replace(self, **{name: table[:, :minute] for name, table in tables.items()})
 
     def activity(self) -> Floats:
