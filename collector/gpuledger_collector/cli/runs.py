@@ -180,7 +180,8 @@ def row_of(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
     from gpuledger_collector.accounting.period import format_instant
     from gpuledger_collector.accounting.quantity import hours_decimal
     from gpuledger_collector.cli.recommend import money
-    from gpuledger_collector.export.runs import UNITS, plain
+    from gpuledger_collector.export.html import unit_price
+    from gpuledger_collector.export.runs import UNITS
 
     held, idle = hours_decimal([row.gpu_ns, row.idle_ns], 2)
     return {
@@ -199,7 +200,7 @@ def row_of(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
         "currency": row.currency or "",
         "kwh": "" if row.energy_mj is None else f"{row.energy_mj / 3.6e9:.3f}",
         "unit": "" if unit is None else UNITS[unit.counter],
-        "unit_cost": "" if unit is None else plain(unit.cost),
+        "unit_cost": "" if unit is None else unit_price(unit.cost),
         "units": "" if unit is None else str(unit.units),
         "coverage": "" if unit is None else f"{unit.coverage:.1%}",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
@@ -16,7 +17,7 @@ from markupsafe import Markup, escape
 
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import format_minor, minor_digits
-from gpuledger_collector.accounting.period import format_date
+from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
@@ -48,6 +49,10 @@ def environment() -> Environment:
         "gpus": gpus,
         "coded": coded,
         "plural": plural,
+        "amounts": amounts,
+        "capitalized": capitalized,
+        "minute": minute,
+        "unit_price": unit_price,
     }
     templates.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file
@@ -102,6 +107,29 @@ def micro(amount: int | None, currency: str) -> str:
 def about(amount: int | None, currency: str) -> str:
     """An estimate: no minor units, so that nobody takes it for a charge."""
     return UNKNOWN if amount is None else money_text(amount, currency, 0).partition(" ")[2]
+
+
+def amounts(micros: Mapping[str, int]) -> str:
+    """Amounts of several currencies, which are never added."""
+    return ", ".join(f"{micro(amount, currency)} {currency}" for currency, amount in sorted(micros.items()))
+
+
+def unit_price(value: Decimal | None) -> str:
+    """A unit cost with at least two decimal places; empty where nothing was produced."""
+    if value is None:
+        return ""
+    whole, _, part = f"{value:f}".rstrip("0").partition(".")
+    return f"{whole}.{part.ljust(2, '0')}"
+
+
+def minute(at_ms: int) -> str:
+    """An instant to the minute: `2026-10-31T12:00Z`."""
+    return f"{format_instant(at_ms)[:16]}Z"
+
+
+def capitalized(sentence: str) -> str:
+    """A sentence with a capital first letter; names in it stay as they are."""
+    return sentence[:1].upper() + sentence[1:]
 
 
 def coded(text: str) -> Markup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import json_text, lines_text, names, neutral
-from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
+from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings
 from gpuledger_collector.insight.run_report import RunReport, leading_counter
 from gpuledger_collector.storage.ledger.runs import RunRow
 from gpuledger_common.plurals import plural
@@ -47,15 +47,6 @@ UNIT_COLUMNS = names(
 MOST_POINTS = 240
 
 
-def plain(value: Decimal | None) -> str:
-    """A unit cost as people read it: at least two decimal places; empty where nothing was produced."""
-    if value is None:
-        return ""
-    text = f"{value:f}".rstrip("0")
-    whole, _, part = text.partition(".")
-    return f"{whole}.{part.ljust(2, '0')}"
-
-
 def unit_row(unit: UnitCost) -> list[str]:
     """A unit cost by UNIT_COLUMNS."""
     return [
@@ -63,8 +54,8 @@ def unit_row(unit: UnitCost) -> list[str]:
         format_instant(unit.bucket_ms) if unit.bucket_ms else "",
         unit.currency,
         str(unit.per),
-        plain(unit.cost),
-        plain(unit.used_cost),
+        html.unit_price(unit.cost),
+        html.unit_price(unit.used_cost),
         str(unit.units),
         f"{unit.coverage:.4f}",
         html.micro(unit.cost_micro, unit.currency).replace(",", ""),
@@ -193,18 +184,13 @@ def _text(value: Decimal | None) -> str | None:
     return None if value is None else f"{value:.6f}"
 
 
-def amounts(micro: Mapping[str, int]) -> str:
-    """Amounts of several currencies, never added."""
-    return ", ".join(f"{html.micro(value, currency)} {currency}" for currency, value in sorted(micro.items()))
-
-
 def as_text(report: RunReport) -> str:
     """The report for a terminal."""
     who = f" of {report.user}" if report.user else ""
     lines = [f"RUN  {report.key}  {report.name}{who}{f', team {report.team}' if report.team else ''}"]
     if report.start_ms is not None and report.end_ms is not None:
         ended = f", ended {report.outcome}" if report.outcome else ""
-        lines.append(f"{_minute(report.start_ms)} to {_minute(report.end_ms)}{ended}")
+        lines.append(f"{html.minute(report.start_ms)} to {html.minute(report.end_ms)}{ended}")
     lines += ["", "What it held"]
     for line in report.receipt.held:
         cost = "no price" if line.currency is None else f"{html.micro(line.cost_micro, line.currency)} {line.currency}"
@@ -223,20 +209,20 @@ def as_text(report: RunReport) -> str:
     )
     lines += ["", "What a unit cost (held time; in brackets used time alone)"]
     lines += [f"  {unit_sentence(unit)}" for unit in report.units] or ["  nothing is counted"]
-    lines += [f"    {_minute(unit.bucket_ms)}  {unit_sentence(unit)}" for unit in report.by]
+    lines += [f"    {html.minute(unit.bucket_ms)}  {unit_sentence(unit)}" for unit in report.by]
     if len(report.parts) > 1 or report.restarts:
         lines += [
             "",
             f"Parts ({len(report.parts)}; what counts its output began anew {report.restarts} times)",
         ]
         lines += [
-            f"  {_minute(part.start_ms)} to {_minute(part.end_ms)}: {_gpus(part.accelerators)}, "
-            f"{_held(part.held_ms)}, {amounts(part.cost_micro) or 'no price'}"
+            f"  {html.minute(part.start_ms)} to {html.minute(part.end_ms)}: {_gpus(part.accelerators)}, "
+            f"{_held(part.held_ms)}, {html.amounts(part.cost_micro) or 'no price'}"
             for part in report.parts
         ]
     lines += ["", "What holds it back"]
     lines += [
-        f"  {bottleneck.kind}: {bottleneck.says}. {begun(bottleneck.advice)}."
+        f"  {bottleneck.kind}: {bottleneck.says}. {html.capitalized(bottleneck.advice)}."
         for bottleneck in report.judgement.verdicts
     ]
     if report.judgement.fine:
@@ -256,10 +242,6 @@ def as_text(report: RunReport) -> str:
     return lines_text(lines)
 
 
-def _minute(at_ms: int) -> str:
-    return f"{format_instant(at_ms)[:16]}Z"
-
-
 def _gpus(count: int) -> str:
     """How many accelerators; a record of a scheduler counts GPUs and names none."""
     return f"{count} GPU{'s' * (count != 1)}" if count else f"which GPUs is {html.UNKNOWN}"
@@ -274,8 +256,8 @@ def unit_sentence(unit: UnitCost) -> str:
     if unit.cost is None:
         return f"{UNITS[unit.counter]}: nothing was counted in {unit.coverage:.1%} of the charged time"
     return (
-        f"{plain(unit.cost)} {unit.currency} ({plain(unit.used_cost)}) per {UNITS[unit.counter]}: {unit.units:,} "
-        f"{unit.counter.replace('_', ' ')}, {unit.coverage:.1%} of the charged time counted"
+        f"{html.unit_price(unit.cost)} {unit.currency} ({html.unit_price(unit.used_cost)}) "
+        f"per {UNITS[unit.counter]}: {unit.units:,} {unit.counter.replace('_', ' ')}, {unit.coverage:.1%} of the charged time counted"
     )
 
 
@@ -283,95 +265,32 @@ def _peer(peer: Any) -> str:
     cost = "no price" if peer.currency is None else f"{html.micro(peer.cost_micro, peer.currency)} {peer.currency}"
     activity = "activity not known" if peer.activity is None else f"{peer.activity:.0%} active"
     unit = (
-        f", {plain(peer.unit.cost)} per {UNITS[peer.unit.counter]}" if peer.unit is not None and peer.unit.units else ""
+        f", {html.unit_price(peer.unit.cost)} per {UNITS[peer.unit.counter]}"
+        if peer.unit is not None and peer.unit.units
+        else ""
     )
     ended = f", {peer.outcome}" if peer.outcome else ""
     return (
-        f"{_minute(peer.start_ms)}  {peer.key}: {_gpus(peer.accelerators)}, {html.hours(peer.gpu_ns)} GPU-hours, "
+        f"{html.minute(peer.start_ms)}  {peer.key}: {_gpus(peer.accelerators)}, {html.hours(peer.gpu_ns)} GPU-hours, "
         f"{cost}, {activity}{unit}{ended}"
     )
 
 
 def as_html(report: RunReport) -> str:
     """The page."""
-    chief = leading_counter(report.units)
     return html.render(
         "run.html",
         run=report,
         policy=html.policy(),
-        start=None if report.start_ms is None else _minute(report.start_ms),
-        end=None if report.end_ms is None else _minute(report.end_ms),
-        totals=[
-            (currency, html.micro(paid, currency), html.micro(idle, currency), html.micro(waste, currency))
-            for currency, (paid, idle, waste) in report.receipt.totals().items()
-        ],
         held=total(report.receipt.held),
-        energy="not measured" if report.energy_mj is None else f"{report.energy_mj / 3.6e9:,.3f} kWh",
-        chief=None
-        if chief is None
-        else (plain(chief.cost), chief.currency, UNITS[chief.counter], f"{chief.coverage:.1%}"),
-        units=[
-            (UNITS[unit.counter], unit, plain(unit.cost), plain(unit.used_cost), f"{unit.coverage:.1%}")
-            for unit in report.units
-        ],
-        by=[
-            (
-                _minute(unit.bucket_ms),
-                UNITS[unit.counter],
-                unit.currency,
-                plain(unit.cost),
-                f"{unit.units:,}",
-                f"{unit.coverage:.1%}",
-            )
-            for unit in report.by
-        ],
+        leading=leading_counter(report.units),
+        unit_names=UNITS,
         bars=_bars(report),
         unit_plot=_unit_plot(report),
-        parts_of_run=[
-            (
-                _minute(part.start_ms),
-                _minute(part.end_ms),
-                part.accelerators or html.UNKNOWN,
-                f"{part.held_ms / HOUR_MS:,.1f}" if part.held_ms else html.UNKNOWN,
-                amounts(part.cost_micro) or html.UNKNOWN,
-            )
-            for part in report.parts
-        ],
-        waste=[
-            (
-                entry.state.replace("_", " "),
-                entry.accelerator,
-                entry.node,
-                _minute(entry.since_ms),
-                _minute(entry.until_ms),
-                "no price"
-                if entry.currency is None
-                else f"{html.micro(entry.cost_micro, entry.currency)} {entry.currency}",
-            )
-            for entry in report.receipt.items[:20]
-        ],
-        verdicts=[
-            (
-                bottleneck,
-                begun(bottleneck.says),
-                begun(bottleneck.advice),
-                _readings(report.gpus, bottleneck),
-                _shown(bottleneck),
-            )
+        bottlenecks=[
+            (bottleneck, _readings(report.gpus, bottleneck), _evidence(bottleneck))
             for bottleneck in report.judgement.verdicts
         ],
-        peers=[
-            (
-                peer,
-                _minute(peer.start_ms),
-                html.UNKNOWN if peer.activity is None else f"{peer.activity:.0%}",
-                ""
-                if peer.unit is None or not peer.unit.units
-                else f"{plain(peer.unit.cost)} per {UNITS[peer.unit.counter]}",
-            )
-            for peer in report.peers
-        ],
-        scaling=[(point, f"{point.per_gpu:,.3f}", f"{point.efficiency:.0%}") for point in report.scaling],
         made_at=format_instant(report.made_ms - report.made_ms % 1000),
     )
 
@@ -441,10 +360,5 @@ def thinned(values: Sequence[float | None]) -> list[float | None]:
     return means
 
 
-def begun(sentence: str) -> str:
-    """A sentence with a capital at its begin; names in it stay as they are."""
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _shown(verdict: Bottleneck) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in verdict.evidence.items())
+def _evidence(bottleneck: Bottleneck) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in bottleneck.evidence.items())

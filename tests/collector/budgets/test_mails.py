@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.budgets import (
     PACE,
     Alert,
     Budget,
-    Held,
+    HolderSpend,
     Terms,
     drivers,
     top,
@@ -64,8 +64,8 @@ def status(spent: int, of: Budget, *, ahead: bool = True, at_ms: int = NOON) -> 
     return Status(of, NOVEMBER, at_ms, at_ms, spend, estimate if ahead else None, (231, 204))
 
 
-def held(label: str, model: str, hours: int, price_cents: int) -> Held:
-    return Held((label, "ada", "detector"), model, hours * HOUR, hours * price_cents * 10_000 + 7)
+def held(label: str, model: str, hours: int, price_cents: int) -> HolderSpend:
+    return HolderSpend((label, "ada", "detector"), model, hours * HOUR, hours * price_cents * 10_000 + 7)
 
 
 BEFORE = [
@@ -182,7 +182,13 @@ def test_a_name_cannot_break_out() -> None:
     told = news(ACTUAL, 80, standing)
     label = ("=HYPERLINK(1)", "<img src=x>", "p\nq")
     told = News(
-        told.alert, (), standing, told.before, told.after, tuple(drivers([], [Held(label, "H100", HOUR, 9)])), True
+        told.alert,
+        (),
+        standing,
+        told.before,
+        told.after,
+        tuple(drivers([], [HolderSpend(label, "H100", HOUR, 9)])),
+        True,
     )
     content = write(told)
     made = compose(Message("k", "budget", "lead@example.com", content, 0, 0), "ledger@example.com")
