@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import json_text, lines_text, names, neutral
-from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings
+from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
 from gpuledger_collector.insight.run_report import RunReport, leading_counter
 from gpuledger_collector.storage.ledger.runs import RunRow
 from gpuledger_common.plurals import plural
@@ -257,7 +257,8 @@ def unit_sentence(unit: UnitCost) -> str:
         return f"{UNITS[unit.counter]}: nothing was counted in {unit.coverage:.1%} of the charged time"
     return (
         f"{html.unit_price(unit.cost)} {unit.currency} ({html.unit_price(unit.used_cost)}) "
-        f"per {UNITS[unit.counter]}: {unit.units:,} {unit.counter.replace('_', ' ')}, {unit.coverage:.1%} of the charged time counted"
+        f"per {UNITS[unit.counter]}: {unit.units:,} {unit.counter.replace('_', ' ')}, "
+        f"{unit.coverage:.1%} of the charged time counted"
     )
 
 
