@@ -18,6 +18,7 @@ PATTERNS = ("sku", "resource", "region", "service")
 class DeclaredBillMatch(Declaration):
     """A match; all of its patterns must fit a line."""
 
+    # `sku` and `pool` follow the fields that their checks read
     provider: Text = ""
     resource: Text = ""
     region: Text = ""

@@ -58,6 +58,7 @@ class DeclaredBudget(Declaration):
     experiment: Name = ""
     run: Name = ""
     user: Name = ""
+    # a period decides whether there must be days, so even missing ones are checked
     period: Annotated[str, one_of(PERIODS)]
     start_ms: DayInstant | None = Field(None, alias="from", validate_default=True)
     end_ms: Annotated[DayInstant | None, after("start_ms", "from")] = Field(None, alias="to", validate_default=True)
@@ -96,6 +97,7 @@ class DeclaredBudget(Declaration):
         owner = {level: name for level in LEVELS if (name := getattr(self, level))}
         span = None if self.start_ms is None or self.end_ms is None else Period(self.start_ms, self.end_ms)
         terms = Terms(**{name: getattr(self, name) for name in Terms.__dataclass_fields__})
+        # storage gives the id, and the billing zone's calendar when it reads the budget
         return Budget(0, self.name, owner, self.period, span, self.amount_micro, self.currency, terms)
 
     @classmethod

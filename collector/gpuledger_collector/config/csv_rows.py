@@ -18,6 +18,7 @@ from gpuledger_collector.config.model import Record, Row
 
 Value = TypeVar("Value")
 AnyRow = TypeVar("AnyRow", bound=Row)
+# cells over MAX_TEXT are refused with their column; csv's own limit, 128 KiB by default, knows none
 csv.field_size_limit(1 << 20)
 
 
@@ -69,7 +70,7 @@ def decode(path: Path, problems: list[Problem]) -> str | None:
     try:
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")  # spreadsheets begin their UTF-8 files with a byte order mark
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         problems.append(Problem("bad_gzip", str(path), f"is not a whole gzip file: {error}"))
     except UnicodeDecodeError as error:
@@ -97,6 +98,7 @@ def split_rows(path: Path, text: str, problems: list[Problem]) -> tuple[list[str
 
 def _rows(file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem]) -> Iterator[Record]:
     while True:
+        # the line on which the row begins: a quoted cell may hold line ends
         line = reader.line_num + 1  # type: ignore[attr-defined]  # csv.reader has it, Iterator does not
         try:
             cells = next(reader)

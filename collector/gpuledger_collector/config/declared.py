@@ -67,7 +67,7 @@ def _parse(path: Path, problems: list[Problem]) -> tuple[str, Mapping[str, Any]]
         problems.append(Problem("bad_encoding", str(path), "is not UTF-8 text"))
         return "", {}
     try:
-        return text, tomllib.loads(text, parse_float=str)
+        return text, tomllib.loads(text, parse_float=str)  # 0.1 stays 0.1 on its way to a decimal
     except tomllib.TOMLDecodeError as error:
         place = _PLACE.search(str(error))
         source = str(path) if place is None else f"{path}:{place[1]}:{place[2]}"
@@ -95,6 +95,7 @@ def _records(path: Path, text: str, name: str, tables: object, problems: list[Pr
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         problems.append(Problem("bad_table", f"{path}:{name}", f"is not a list of tables: write [[{name}]]"))
         return []
+    # tomllib does not say where a table stands
     header = re.compile(rf"\s*\[\[\s*{name}\s*\]\]")
     lines = [number for number, line in enumerate(text.splitlines(), 1) if header.match(line)]
     lines += [1] * (len(tables) - len(lines))  # tables written inline, as `price = [{ ... }]`

@@ -123,7 +123,7 @@ def _checked_instant(text: str, parse: Callable[[str], int], info: ValidationInf
         at_ms = parse(text)
     except (ValueError, OverflowError) as error:
         raise refusal("bad_instant", str(error)) from None
-    instants: Instants = info.context or DECLARED
+    instants: Instants = info.context or DECLARED  # CSV imports bound evidence more tightly than declarations
     problem = instants.problem(text, at_ms)
     if problem is not None:
         raise refusal("bad_instant", problem)
@@ -161,8 +161,9 @@ def _read_zone(value: object) -> str:
     return text
 
 
-@cache
+@cache  # the names are read from the disk
 def _zones() -> frozenset[str]:
+    # unlike ZoneInfo, this leaves out `right/...`, whose clocks count leap seconds
     return frozenset({"UTC", *available_timezones()})
 
 
@@ -196,7 +197,7 @@ def _read_flag(value: object) -> bool:
     text = read_text(value)
     if text not in {"True", "False"}:
         raise refusal("bad_flag", f"{text!r} is neither true nor false")
-    return text == "True"
+    return text == "True"  # as str() writes the true of TOML
 
 
 def read_decimal(text: str) -> Decimal:

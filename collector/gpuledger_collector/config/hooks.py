@@ -37,6 +37,7 @@ def read_hooks(path: Path | None) -> dict[str, HookTarget]:
             raise SettingsError(f"{path}: {name}: {unknown[0]} is not known; known are {', '.join(KEYS)}")
         address, private = table.get("address"), table.get("private", False)
         url = urlsplit(address) if isinstance(address, str) else None
+        # credentials in an address would be shown by whatever logs it
         if url is None or not url.hostname or url.username is not None:
             raise SettingsError(f"{path}: {name} is not an address such as https://hooks.example.com/services/...")
         if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname)):

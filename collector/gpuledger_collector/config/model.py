@@ -63,6 +63,7 @@ class Row(BaseModel):
     @classmethod
     def read(cls, record: Record, problems: list[Problem], instants: Instants = DECLARED) -> Self | None:
         """The row, or None after adding every problem of it. `instants` are those that the file may hold."""
+        # a blank cell of CSV and an empty string of TOML both mean that nothing is given
         cells = {name: cell for name, cell in record.cells.items() if not isinstance(cell, str) or cell.strip()}
         blank = [name for name in cls.blank_is_refused if name in record.cells and name not in cells]
         problems += [Problem("empty", f"{record.source}:{name}", "is empty") for name in blank]
@@ -110,6 +111,7 @@ class Declaration(Row):
 
     def to_value(self, source: str, position: int) -> Any:
         """What is declared, as storage takes it: a value, or a list. `position` counts the file's tables from 1."""
+        # accounting values have some of these, which the file does not write
         about = {"id": None, "source": source, "position": position}
         wanted = {field.name for field in dataclasses.fields(self.value_type)}
         return self.value_type(**{name: value for name, value in about.items() if name in wanted} | vars(self))
@@ -140,6 +142,7 @@ class Declaration(Row):
             if declaration is None:
                 continue
             same = known.setdefault(tuple(getattr(declaration, name) for name in cls.identity) or position, [])
+            # files that were put together from others repeat rows
             if cls.may_repeat and any(declaration == earlier for _, earlier in same):
                 continue
             line = next((line for line, earlier in same if declaration.conflicts(earlier)), None)

@@ -86,6 +86,7 @@ class DeclaredCommitment(_Place):
 
     name: Text
     gpus: Annotated[int, whole(1, MAX_AMOUNT)]
+    # the rate comes first: a missing upfront amount is a mistake only without it
     rate: Rate = Field(ZERO, alias="rate_per_gpu_hour")
     upfront_micro: MicroAmount = Field(0, alias="upfront", validate_default=True)
     currency: Currency
@@ -108,6 +109,7 @@ class DeclaredHardware(_Place):
     """Owned hardware; amounts are per GPU or per node."""
 
     name: Text
+    # `per` decides whether `gpus` is needed, and `salvage` is a part of `capex`
     per: Annotated[str, one_of(PER)] = PER[0]
     gpus: Annotated[int, whole(1, MAX_AMOUNT)] | None = Field(None, validate_default=True)
     capex: Amount

@@ -103,6 +103,7 @@ class DeclaredRecipient(Declaration):
 class DeclaredContact(Declaration):
     """Who is notified of idle accelerators of a user, or of a team."""
 
+    # who the contact is for decides which of the others it may have; a tag is trusted within domains only
     user: Text = ""
     team: Name = Field("", validate_default=True)
     domains: Annotated[tuple[Annotated[str, _DOMAIN], ...], AfterValidator(unique)] = ()

@@ -29,6 +29,7 @@ class DeclaredPrice(Declaration):
 
     value_type = Price
     blank_columns = ("pool", "gpu_model")
+    # without the rate and the end: what makes two prices versions of one (`Price.identity`)
     identity = ("pool", "gpu_model", "purchase", "node", "effective_from_ms")
     conflict = ("rate_per_gpu_hour", "line {line} gives the same price other values")
     may_repeat = True

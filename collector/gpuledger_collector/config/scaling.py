@@ -66,6 +66,7 @@ _Seconds = Annotated[int, whole(0, _DAY_S, "seconds"), _TO_MS, _WRITE_SECONDS]
 class DeclaredPool(Declaration):
     """Limits of a pool's capacity, and how they are decided on."""
 
+    # `mode` decides which limits must be there
     pool: Name = Field(alias="name")
     mode: Annotated[str, one_of(MODES)] = ADVICE
     floor_gpus: _Gpus | None = Field(None, alias="min_gpus", validate_default=True)
@@ -131,6 +132,7 @@ class DeclaredPool(Declaration):
         values = {name: getattr(value.limits, name) for name in _LIMITS}
         values |= {name: getattr(value, name) for name in _TERMS}
         headroom = value.limits.headroom
+        # a headroom of more than six places can only have come from a utilization
         if float(round(Decimal(headroom), PLACES)) == headroom:
             return cls.model_construct(headroom=headroom, **values)
         return cls.model_construct(utilization=round(1 / (1 + Decimal(headroom)), PLACES), **values)

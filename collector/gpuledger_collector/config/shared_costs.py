@@ -66,6 +66,7 @@ class DeclaredSharedCost(_Dated):
     """A shared cost: an amount a month, or what GPU time in a state costs."""
 
     name: Text
+    # `source` and `key` decide which of the fields after them are needed, allowed or refused
     source: Annotated[str, one_of(SOURCES)] = AMOUNT
     amount_micro: PositiveMicroAmount | None = Field(None, alias="amount_per_month", validate_default=True)
     currency: Currency | None = Field(None, validate_default=True)

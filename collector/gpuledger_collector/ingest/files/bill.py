@@ -127,6 +127,7 @@ def read_bill(path: Path, provider: str | None = None) -> BillFile:
             bill.bills.setdefault(period, []).append(line.bill_line(record.line))
         elif line is not None:
             bill.problems.append(Problem("empty", f"{record.source}:ProviderName", "is empty"))
+        # every line of a file in a wrong dialect is bad, and bills have millions of lines
         if len(bill.problems) >= MAX_PROBLEMS:
             break
     if not bill.bills and not bill.problems:
@@ -151,6 +152,7 @@ def _read_parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Itera
 
     def records() -> Iterator[Record]:
         line = 0
+        # bills have dozens of columns; only the needed ones are read
         for batch in file.iter_batches(columns=[name for name in header if name in keys]):
             for values in batch.to_pylist():
                 line += 1
@@ -163,6 +165,7 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, dt.datetime):
+        # FOCUS dates are UTC, and a timestamp of Parquet may carry no zone
         return (value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)).isoformat()
     if isinstance(value, Decimal):
         return format(value, "f")

@@ -32,7 +32,7 @@ def read_inventory(path: Path, instants: Instants = DECLARED) -> Parsed[Inventor
     for record, placement in read_rows(path, _Placement, parsed, instants):
         others = placements.setdefault(placement.uuid, [])
         if any(placement == other for other, _ in others):
-            continue
+            continue  # a repeated row
         line = next((line for other, line in others if _overlap(placement, other)), None)
         if line is not None:
             message = f"{placement.uuid} is also there by line {line} at that time"

@@ -51,6 +51,7 @@ def read_queue(path: Path, source: str = "file", pool: str = "", instants: Insta
     parsed: Parsed[QueueRow] = Parsed()
     readings: dict[tuple[str, int], dict[str, WaitingRow]] = {}
     for record, row in read_rows(path, _Waiting, parsed, instants):
+        # a row without a workload still makes a reading: an empty queue was seen
         queue = readings.setdefault((row.source or source, row.at_ms), {})
         if not row.workload_id:
             continue

@@ -179,6 +179,7 @@ def _records(text: str) -> Iterator[tuple[int, str]]:
 
 def gpus_of(alloc_tres: str) -> tuple[int, str]:
     """GPUs of an AllocTRES, counted once, and their type where all are of one."""
+    # `gres/gpu=2` sums up the typed entries beside it
     counts = {kind: int(count) for kind, count in _GPU.findall(alloc_tres)}
     untyped = counts.pop("", None)
     model = next(iter(counts)) if len(counts) == 1 else ""

@@ -69,6 +69,7 @@ def read_samples(path: Path, start_ms: int | None = None, instants: Instants = D
     seen: set[tuple[str, int]] = set()
     for record in records:
         sample = _Sample.read(record, parsed.problems, instants)
+        # of two samples of one instant the first is kept
         if sample is not None and (sample.uuid, sample.at_ms) not in seen:
             seen.add((sample.uuid, sample.at_ms))
             values = {name: value for name, value in vars(sample).items() if name in _METRICS and value is not None}
@@ -85,6 +86,7 @@ def _read_json(path: Path, text: str, start_ms: int | None, problems: list[Probl
         except (ValueError, RecursionError) as error:
             problems.append(Problem("bad_json", f"{path}:{number}", f"is not JSON: {error}"))
             continue
+        # one message is enough: all ticks of a recording lack the same start
         if isinstance(tick, dict) and "offset_ms" in tick and start_ms is None:
             message = "is counted from the start of the recording: say with --start when that was"
             problems.append(Problem("no_start", f"{path}:{number}:offset_ms", message))

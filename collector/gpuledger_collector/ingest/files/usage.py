@@ -53,6 +53,7 @@ class _Usage(Row):
     job_name: Text | None = None
     submitted_ms: Instant | None = Field(None, alias="submitted")
     state: Text = ""
+    # named by the prefix of its columns, so that problems name the column
     tags: dict[str, Text] = Field({}, alias="tag")
 
     blank_columns = ("start", "end")
