@@ -46,12 +46,12 @@ class Readiness:
     def note(self) -> str | None:
         """What does not keep this collector from taking batches and needs a cure; asked when there is no problem."""
         try:
-            found = self.partitions()
+            count = self.partitions()
         except Exception as error:
             return f"the partitions could not be counted: {str(error).partition(chr(10))[0]}"
-        if found <= self.most_partitions:
+        if count <= self.most_partitions:
             return None
-        return f"{found} partitions of evidence, over {self.most_partitions} plans get slow: see gpuledger doctor"
+        return f"{count} partitions of evidence, over {self.most_partitions} plans get slow: see gpuledger doctor"
 
 
 def disk_problem(folder: Path, min_free_bytes: int) -> str | None:

@@ -143,7 +143,7 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
     What a proxy says of the sender's address is not believed: `proxy_headers` would replace the peer's address by it.
     """
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
-    made = uvicorn.Config(
+    config = uvicorn.Config(
         parts.app,
         http=bounded_protocol(settings.max_connections),
         log_config=None,
@@ -156,12 +156,12 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
         ssl_keyfile=None if key is None else str(key),
     )
     try:
-        made.load()
+        config.load()
     except OSError as error:
         raise EnvironmentLacks(f"{certificate} and {key} cannot be used for TLS: {error.strerror or error}") from error
-    if made.ssl is not None:
-        made.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-    return made
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+    return config
 
 
 def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:

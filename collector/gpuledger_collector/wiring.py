@@ -120,8 +120,8 @@ class Collector:
 
     def last_error(self) -> tuple[dt.datetime, str] | None:
         """When and why batches could last not be written."""
-        failures = [found for found in (self.commit.failure, self.remote.commit.failure) if found is not None]
-        newest = max(failures, key=lambda found: found.at, default=None)
+        failures = [failure for failure in (self.commit.failure, self.remote.commit.failure) if failure is not None]
+        newest = max(failures, key=lambda failure: failure.at, default=None)
         return None if newest is None else (newest.at, newest.reason)
 
 
@@ -201,13 +201,13 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         lambda: count_partitions(opened),
         partitions.MAX_PARTITIONS,
     )
-    made = app.create(intake, remote, metrics, readiness.problem, readers, leaving.is_set, readiness.note)
-    made.include_router(queue.router(intake, readers.ledger))
-    made.include_router(series.router(readers))
-    made.include_router(samples.router(readers))
+    application = app.create(intake, remote, metrics, readiness.problem, readers, leaving.is_set, readiness.note)
+    application.include_router(queue.router(intake, readers.ledger))
+    application.include_router(series.router(readers))
+    application.include_router(samples.router(readers))
     if (links := ack_links(settings)) is not None:
-        made.include_router(acks.router(links, readers.ledger, clock))
-    return Collector(made, intake, remote, commit, metrics, leaving, readiness)
+        application.include_router(acks.router(links, readers.ledger, clock))
+    return Collector(application, intake, remote, commit, metrics, leaving, readiness)
 
 
 def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
@@ -378,12 +378,12 @@ def hook(settings: Settings, channel: str) -> Hook:
     from gpuledger_collector.config.hooks import read_hooks
     from gpuledger_collector.notifications.webhooks import Hook
 
-    found = read_hooks(settings.hooks_file)
+    hooks = read_hooks(settings.hooks_file)
     return Hook(
         channel,
-        {name: target.address for name, target in found.items()},
-        secrets={name: target.secret for name, target in found.items() if target.secret is not None},
-        private=frozenset(name for name, target in found.items() if target.private),
+        {name: target.address for name, target in hooks.items()},
+        secrets={name: target.secret for name, target in hooks.items() if target.secret is not None},
+        private=frozenset(name for name, target in hooks.items() if target.private),
     )
 
 
@@ -403,17 +403,17 @@ def ways(settings: Settings) -> Mapping[str, Way]:
     from gpuledger_collector.notifications.reclaim import ByHook, Kubernetes, Slurm
     from gpuledger_collector.settings import read_secret
 
-    found: dict[str, Way] = {"scancel": Slurm()}
+    backends: dict[str, Way] = {"scancel": Slurm()}
     token = settings.kubernetes_token_file
     if settings.kubernetes_api and token is not None:
         ca = settings.kubernetes_ca_file
-        found["evict"] = Kubernetes(
+        backends["evict"] = Kubernetes(
             settings.kubernetes_api,
             lambda: read_secret(token, "kubernetes_token_file"),
             None if ca is None else str(ca),
         )
     by_hook = hook(settings, "webhook")
-    return found | {f"webhook:{name}": ByHook(by_hook) for name in by_hook.addresses}
+    return backends | {f"webhook:{name}": ByHook(by_hook) for name in by_hook.addresses}
 
 
 def ack_links(settings: Settings) -> AckLinks | None:

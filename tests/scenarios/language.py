@@ -346,7 +346,7 @@ class Story:
             with Database(self.dsn).transaction() as connection:
                 disputes.resolve(connection, self.disputes[-1], remedy, given["note"], "finance", self.now_ms)
                 check(
-                    disputes.seal_holds(connection, disputes.one(connection, self.disputes[-1])), "the seal is broken"
+                    disputes.seal_holds(connection, disputes.read(connection, self.disputes[-1])), "the seal is broken"
                 )
         except BadStep as error:
             raise Wrong(str(error)) from error

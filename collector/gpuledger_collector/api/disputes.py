@@ -189,7 +189,7 @@ def shown_of(reads: Reads, number: int, who: Principal) -> dict[str, Any]:
     with reads.ledger.transaction() as connection:
         try:
             with as_viewer(connection, who.owner):
-                one, sealed = seen(disputes.one(connection, number), who), disputes.evidence(connection, number)
+                one, sealed = seen(disputes.read(connection, number), who), disputes.evidence(connection, number)
         except NoDispute as error:
             raise HTTPException(404, str(error)) from error
         billed, rated = disputes.billed_now(connection, one)
@@ -218,7 +218,7 @@ def answered_of(reads: Reads, number: int, saying: Saying, who: Principal) -> di
     """The dispute after something was said."""
     with reads.ledger.transaction() as connection:
         with as_viewer(connection, who.owner):
-            seen(disputes.one(connection, number), who)
+            seen(disputes.read(connection, number), who)
         from_owner = who.owner is not None
         return as_object(
             disputes.answer(connection, number, saying.note, who.name, reads.now_ms, from_owner=from_owner)
@@ -230,7 +230,7 @@ def previewed_of(reads: Reads, number: int, outcome: Outcome) -> dict[str, Any]:
     remedy = outcome.accepted()
     with reads.ledger.transaction(read_only=True) as connection:
         moves = preview_decision(connection, disputes.proposed(connection, number, remedy), reads.now_ms)
-        _, rated = disputes.billed_now(connection, disputes.one(connection, number))
+        _, rated = disputes.billed_now(connection, disputes.read(connection, number))
         return {"moves": [move_object(move, zones.calendar(connection)) for move in moves], "rated": rated}
 
 

@@ -134,7 +134,6 @@ def replay(
         if dry_run:
             with opened.transaction(dry_run=True) as connection:
                 told = _replayed(Rehearsal(connection), instants, None)
-                connection.rollback()
         else:
             told = _replayed(BudgetBook(_connect(opened)), instants, ack_links(settings(config, dsn)))
     for line in told:

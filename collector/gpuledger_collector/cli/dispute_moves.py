@@ -25,7 +25,7 @@ def preview(dsn: str | None, config: Path | None, number: int, remedy: Remedy) -
                 disputes.proposed(connection, number, remedy)
             except (BadStep, disputes.NoDispute, ValueError) as error:
                 refuse(str(error))
-            fold_requested(connection, usage.recompute_requests(connection, disputes.one(connection, number).period))
+            fold_requested(connection, usage.recompute_requests(connection, disputes.read(connection, number).period))
             return _moves(connection, number, remedy)
 
 

@@ -338,7 +338,7 @@ def _known(connection: Connection, number: int) -> Dispute:
     from gpuledger_collector.storage.billing import disputes
 
     try:
-        return disputes.one(connection, number)
+        return disputes.read(connection, number)
     except disputes.NoDispute as error:
         refuse(str(error))
 

@@ -13,14 +13,10 @@ import os
 import pwd
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _COLUMNS = "number, at_ms, who, what, subject, before::text, after::text, previous, hash"
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
+
 TABLES = ("budget", "budget_alert", "charge", "correction", "finding", "ledger_day", "ledger_month", "owner")
 """What a role of one owner may read."""
 EVERYBODY = "gpuledger_everybody"
@@ -63,5 +62,5 @@ def statements(schema: str, role: str, owner: Mapping[str, str]) -> Iterator[sql
 
 def is_bound(connection: Connection, role: str) -> bool:
     """Whether a role is held to one owner already."""
-    found = connection.execute("SELECT 1 FROM pg_policies WHERE policyname = %s LIMIT 1", (_POLICY.format(role),))
-    return found.fetchone() is not None
+    row = connection.execute("SELECT 1 FROM pg_policies WHERE policyname = %s LIMIT 1", (_POLICY.format(role),))
+    return row.fetchone() is not None

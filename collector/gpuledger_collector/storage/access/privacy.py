@@ -13,15 +13,12 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.storage.access import audit
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 NAMED = ("user_name", "account", "acked_by", "decided_by", "opened_by", "closed_by", "who")
 """Text columns that hold a person's name."""
@@ -77,14 +74,14 @@ class Place:
 
 def show(connection: Connection, name: str) -> list[Place]:
     """Where the name stands."""
-    found = _messages(connection, name)
+    messages = _messages(connection, name)
     for table, column, kind in _columns(connection):
         where, values = _condition(column, kind, name)
         query = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(sql.Identifier(table), where)
         row = connection.execute(query, values).fetchone()
         if row is not None and row[0]:
-            found.append(Place(table, column, row[0], KEPT.get(table, "")))
-    return found
+            messages.append(Place(table, column, row[0], KEPT.get(table, "")))
+    return messages
 
 
 def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str, list[Place]]:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from gpuledger_collector.storage.access import dashboard_row_security as row_security
 from gpuledger_collector.storage.errors import StorageError
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 READABLE = (
     "accelerator",
@@ -103,13 +101,13 @@ def plan(connection: Connection, role: str, password: str | None, owner: Mapping
     if owner is None and row_security.is_bound(connection, role):
         raise RoleRefused(f"{role} sees one owner's part only: drop the role first, or name another one")
     name = sql.Identifier(role)
-    found = connection.execute(
+    row = connection.execute(
         "SELECT rolsuper, pg_has_role(oid, current_user, 'USAGE') FROM pg_roles WHERE rolname = %s", (role,)
     ).fetchone()
-    if found is not None and any(found):
+    if row is not None and any(row):
         raise RoleRefused(f"{role} is no role for reading alone: it is a superuser or has this user's own rights")
     steps: list[Step] = []
-    if found is None:
+    if row is None:
         steps.append(_creation(connection, role, password))
     elif password is not None:
         steps.append(
@@ -188,8 +186,8 @@ def _creation(connection: Connection, role: str, password: str | None) -> Step:
 
 def _hashed(connection: Connection, role: str, password: str) -> sql.Literal:
     """The password as the server stores it, so that no log of statements ever holds it."""
-    made = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
-    return sql.Literal(made.decode())
+    hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
+    return sql.Literal(hashed.decode())
 
 
 def _with_password(statement: sql.Composed) -> Step:

@@ -98,9 +98,9 @@ def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
         ),
     ).fetchone()
     assert row is not None
-    made = replace(wanted, id=row[0], hash=hash_of(secret))
-    audit.record(connection, [audit.Change("token", made.name, None, made.facts())], wanted.made_ms)
-    return made, secret
+    token = replace(wanted, id=row[0], hash=hash_of(secret))
+    audit.record(connection, [audit.Change("token", token.name, None, token.facts())], wanted.made_ms)
+    return token, secret
 
 
 def revoke(connection: Connection, which: str, at_ms: int) -> list[Token]:
@@ -108,9 +108,9 @@ def revoke(connection: Connection, which: str, at_ms: int) -> list[Token]:
 
     Raises TokenRefused when there is none.
     """
-    found = _live(connection, which, at_ms)
-    connection.execute("UPDATE token SET revoked_ms = %s WHERE id = ANY(%s)", (at_ms, [token.id for token in found]))
-    return _changed(connection, found, [replace(token, revoked_ms=at_ms) for token in found], at_ms)
+    live = _live(connection, which, at_ms)
+    connection.execute("UPDATE token SET revoked_ms = %s WHERE id = ANY(%s)", (at_ms, [token.id for token in live]))
+    return _changed(connection, live, [replace(token, revoked_ms=at_ms) for token in live], at_ms)
 
 
 def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) -> tuple[Token, str]:
@@ -118,30 +118,32 @@ def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) ->
 
     Raises TokenRefused when there is none, or when a rotation of it is under way.
     """
-    found = _live(connection, which, at_ms)
-    if len(found) > 1:
-        raise TokenRefused(f"{which} is being rotated already: revoke token {found[0].id} first")
-    (old,) = found
-    made, secret = create(connection, replace(old, id=0, made_ms=at_ms, last_used_ms=None, expires_ms=None))
+    live = _live(connection, which, at_ms)
+    if len(live) > 1:
+        raise TokenRefused(f"{which} is being rotated already: revoke token {live[0].id} first")
+    (old,) = live
+    successor, secret = create(connection, replace(old, id=0, made_ms=at_ms, last_used_ms=None, expires_ms=None))
     until = old_until_ms if old.expires_ms is None else min(old.expires_ms, old_until_ms)
     connection.execute("UPDATE token SET expires_ms = %s WHERE id = %s", (until, old.id))
     _changed(connection, [old], [replace(old, expires_ms=until)], at_ms)
-    return made, secret
+    return successor, secret
 
 
 def _live(connection: Connection, which: str, at_ms: int) -> list[Token]:
     locks.take(connection, Lock.AUDIT)
     live = [token for token in every(connection) if token.live(at_ms)]
-    found = [token for token in live if token.name == which] or [token for token in live if str(token.id) == which]
-    if not found:
+    matching = [token for token in live if token.name == which] or [token for token in live if str(token.id) == which]
+    if not matching:
         raise TokenRefused(f"no live token has the name or number {which}: gpuledger token list shows them")
-    return found
+    return matching
 
 
 def _changed(connection: Connection, old: Sequence[Token], new: Sequence[Token], at_ms: int) -> list[Token]:
     pairs = zip(old, new, strict=True)
     audit.record(
-        connection, [audit.Change("token", one.name, one.facts(), other.facts()) for one, other in pairs], at_ms
+        connection,
+        [audit.Change("token", before.name, before.facts(), after.facts()) for before, after in pairs],
+        at_ms,
     )
     return list(new)
 
@@ -176,7 +178,7 @@ class TokenStore:
 
     def note(self, used: Mapping[int, int]) -> None:
         """Keep when tokens were last used."""
-        self._asked(lambda one: mark_used(one, used))
+        self._asked(lambda connection: mark_used(connection, used))
 
     def _asked(self, question: Callable[[Connection], Answer]) -> Answer:
         if self._connection is not None:

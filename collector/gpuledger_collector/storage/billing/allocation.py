@@ -30,7 +30,7 @@ from gpuledger_collector.accounting.shared_costs import (
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.ledger import reports, zones
-from gpuledger_collector.storage.ledger.reports import Connection
+from gpuledger_collector.storage.locks import Connection
 
 Lines = Callable[[Period], Sequence[ChargedLine]]
 
@@ -39,26 +39,28 @@ def beside(
     connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str] | None = None
 ) -> Allocations:
     """Shares and grams for a report of a period up to now, by these dimensions. `owner`: only what it bears itself."""
-    calendar, lines, made = zones.calendar(connection), _lines(connection, by), Allocations()
+    calendar, lines, allocations = zones.calendar(connection), _lines(connection, by), Allocations()
     for month, part, at in _months(connection, calendar, period):
         for cost in declarations.shared_costs(connection, at):
-            _share(made, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, by, owner)
+            _share(allocations, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, by, owner)
         known = declarations.carbon(connection, at)
         if known:
-            _emit(made, known, calendar, part, lines, by, owner)
-    return made
+            _emit(allocations, known, calendar, part, lines, by, owner)
+    return allocations
 
 
 def shares(
     connection: Connection, period: Period, level: str, now_ms: int, at_ms: int | None = None
 ) -> list[SharedPart]:
     """What each owner of a level bears of shared costs in a period up to now. `at_ms`: when an open month is closed."""
-    calendar, lines, made = zones.calendar(connection), _lines(connection, (level,)), Allocations()
+    calendar, lines, allocations = zones.calendar(connection), _lines(connection, (level,)), Allocations()
     closing = None if at_ms is None else dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
     for month, part, at in _months(connection, calendar, period):
         for cost in declarations.shared_costs(connection, at or closing):
-            _share(made, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, (level,), None)
-    return made.parts
+            _share(
+                allocations, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, (level,), None
+            )
+    return allocations.parts
 
 
 def _lines(connection: Connection, by: Sequence[str]) -> Lines:
@@ -75,7 +77,7 @@ def _months(
     connection: Connection, calendar: Calendar, period: Period
 ) -> Iterator[tuple[Period, Period, dt.datetime | None]]:
     """Each month, its part of the period, and when it was closed."""
-    closed = {one.period.start_ms: one.closed_ms for one in periods.closed(connection)}
+    closed = {closed_period.period.start_ms: closed_period.closed_ms for closed_period in periods.closed(connection)}
     start_ms = period.start_ms
     while start_ms < period.end_ms:
         month = calendar.month(calendar.month_of(start_ms))
@@ -92,7 +94,7 @@ def _held_days(cost: SharedCost, days: Sequence[Period], calendar: Calendar) -> 
 
 
 def _share(
-    made: Allocations,
+    allocations: Allocations,
     cost: SharedCost,
     part: Period | None,
     month: Period,
@@ -110,24 +112,26 @@ def _share(
         amount = month_part(cost.amount_micro, month.ms, part.start_ms - month.start_ms, part.end_ms - month.start_ms)
     moved: dict[str, int] = defaultdict(int)
     borne: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
-    for one in share(cost, lines(part), amount):
-        moved[one.currency] += one.micro if one.line is None or one.line.state == HELD else 0
-        keys = _keys(one, by, owner)
+    for line_share in share(cost, lines(part), amount):
+        moved[line_share.currency] += (
+            line_share.micro if line_share.line is None or line_share.line.state == HELD else 0
+        )
+        keys = _keys(line_share, by, owner)
         if keys is not None:
-            borne[one.currency, keys] += one.micro
+            borne[line_share.currency, keys] += line_share.micro
     for (currency, cells), micro in borne.items():
-        made.shared[currency, cells] = made.shared.get((currency, cells), 0) + micro
-        made.parts.append(SharedPart(cost, part, currency, cells, micro))
+        allocations.shared[currency, cells] = allocations.shared.get((currency, cells), 0) + micro
+        allocations.parts.append(SharedPart(cost, part, currency, cells, micro))
     if not owner:
-        made.costs.extend(SharedOut(cost, currency, micro) for currency, micro in moved.items() if micro)
+        allocations.costs.extend(SharedOut(cost, currency, micro) for currency, micro in moved.items() if micro)
 
 
-def _keys(one: LineShare, by: Sequence[str], owner: Mapping[str, str] | None) -> tuple[str, ...] | None:
+def _keys(line_share: LineShare, by: Sequence[str], owner: Mapping[str, str] | None) -> tuple[str, ...] | None:
     """The cells of the row that bears a share, None where this reader does not see it."""
-    if one.line is None:
+    if line_share.line is None:
         return None if owner else (UNSHARED, *[""] * (len(by) - 1))
-    assert isinstance(one.line, ChargedLine)
-    return _shown(one.line, by) if _seen(one.line, owner) else None
+    assert isinstance(line_share.line, ChargedLine)
+    return _shown(line_share.line, by) if _seen(line_share.line, owner) else None
 
 
 def _shown(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
@@ -139,7 +143,7 @@ def _seen(line: ChargedLine, owner: Mapping[str, str] | None) -> bool:
 
 
 def _emit(
-    made: Allocations,
+    allocations: Allocations,
     known: Sequence[Intensity],
     calendar: Calendar,
     part: Period,
@@ -150,7 +154,7 @@ def _emit(
     """Grams of each run of days in which the same intensities hold."""
 
     def holding(day: Period) -> tuple[Intensity, ...]:
-        return tuple(one for one in known if one.holds_on(calendar.date_of(day.start_ms)))
+        return tuple(intensity for intensity in known if intensity.holds_on(calendar.date_of(day.start_ms)))
 
     for in_force, days in groupby(calendar.days(part), holding):
         run = list(days)
@@ -159,6 +163,6 @@ def _emit(
                 continue
             intensity = intensity_of(in_force, line.keys[len(LEVELS)])
             at = (line.currency, _shown(line, by))
-            before = made.emitted.get(at, 0)
+            before = allocations.emitted.get(at, 0)
             grams = None if intensity is None else micrograms(line.energy_mj, intensity)
-            made.emitted[at] = None if before is None or grams is None else before + grams
+            allocations.emitted[at] = None if before is None or grams is None else before + grams

@@ -5,17 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.provider_bill import BillLine, BillMatch, NodeCapacity, ObservedUsage
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import inventory, zones
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,
     commitment, quantity, unit, currency, billed, effective"""
 _MATCH = "provider, sku, resource, region, service, pool, node, gpus, leave_out"
@@ -43,7 +40,7 @@ def add(
 ) -> ImportOutcome:
     """Keep these bills (provider, billing period, lines); the same file again changes nothing. Counted in bills."""
     added = updated = unchanged = 0
-    told: list[audit.Change] = []
+    changes: list[audit.Change] = []
     connection.execute("LOCK TABLE bill IN SHARE ROW EXCLUSIVE MODE")
     for provider, period, lines in bills:
         before = _in_force(connection, provider, period)
@@ -65,14 +62,14 @@ def add(
             for line in lines:
                 copy.write_row((row[0], *astuple(line)))
         old = None if before is None else {"file": before.file_name, "sha256": before.sha256}
-        told.append(audit.Change("bill", provider, old, {"file": file_name, "sha256": sha256, "lines": len(lines)}))
-    audit.record(connection, told, int(now.timestamp() * 1000))
+        changes.append(audit.Change("bill", provider, old, {"file": file_name, "sha256": sha256, "lines": len(lines)}))
+    audit.record(connection, changes, int(now.timestamp() * 1000))
     return ImportOutcome(added, updated, unchanged)
 
 
 def _in_force(connection: Connection, provider: str, period: Period) -> StoredBill | None:
-    rows = [one for one in in_force(connection) if one.provider == provider]
-    return next((one for one in rows if (one.start_ms, one.end_ms) == (period.start_ms, period.end_ms)), None)
+    rows = [bill for bill in in_force(connection) if bill.provider == provider]
+    return next((bill for bill in rows if (bill.start_ms, bill.end_ms) == (period.start_ms, period.end_ms)), None)
 
 
 def in_force(connection: Connection) -> list[StoredBill]:
@@ -108,22 +105,22 @@ def replace_matches(connection: Connection, wanted: Sequence[BillMatch], now: dt
         cursor.executemany(
             f"INSERT INTO bill_match (position, {_MATCH}, recorded_at) "
             "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            [(at, *astuple(one), now) for at, one in enumerate(wanted, 1)],
+            [(at, *astuple(match), now) for at, match in enumerate(wanted, 1)],
         )
-    told = [audit.Change("bill_match", _name(one), _facts(one), None) for one in known if one not in wanted]
-    told += [audit.Change("bill_match", _name(one), None, _facts(one)) for one in wanted if one not in known]
-    audit.record(connection, told, int(now.timestamp() * 1000))
-    new = sum(one not in known for one in wanted)
-    return ImportOutcome(new, sum(one not in wanted for one in known), len(wanted) - new)
+    changes = [audit.Change("bill_match", _name(match), _facts(match), None) for match in known if match not in wanted]
+    changes += [audit.Change("bill_match", _name(match), None, _facts(match)) for match in wanted if match not in known]
+    audit.record(connection, changes, int(now.timestamp() * 1000))
+    new = sum(match not in known for match in wanted)
+    return ImportOutcome(new, sum(match not in wanted for match in known), len(wanted) - new)
 
 
-def _name(one: BillMatch) -> str:
-    return " ".join(part for part in (one.provider, one.sku, one.resource, one.region, one.service) if part)
+def _name(match: BillMatch) -> str:
+    return " ".join(part for part in (match.provider, match.sku, match.resource, match.region, match.service) if part)
 
 
-def _facts(one: BillMatch) -> Mapping[str, object]:
+def _facts(match: BillMatch) -> Mapping[str, object]:
     names = [name.strip() for name in _MATCH.split(",")]
-    return {name: value for name, value in zip(names, astuple(one), strict=True) if value not in ("", None, False)}
+    return {name: value for name, value in zip(names, astuple(match), strict=True) if value not in ("", None, False)}
 
 
 def observed(connection: Connection, period: Period) -> list[ObservedUsage]:
@@ -144,7 +141,7 @@ def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, in
     """Where each node stood on each day, and the GPUs that were there at any time of it."""
     whole = Period(days[0].start_ms, days[-1].end_ms)
     placements = inventory.capacity(connection, whole)
-    found: dict[tuple[str, int], dict[int, tuple[str, int]]] = {}
+    accelerators: dict[tuple[str, int], dict[int, tuple[str, int]]] = {}
     for day in days:
         for placement in placements:
             if (
@@ -152,11 +149,11 @@ def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, in
                 and placement.in_ms < day.end_ms
                 and (placement.out_ms is None or placement.out_ms > day.start_ms)
             ):
-                mine = found.setdefault((placement.node, day.start_ms), {})
-                mine[placement.accelerator_id] = (placement.pool, placement.gpu_micro)
+                on_node = accelerators.setdefault((placement.node, day.start_ms), {})
+                on_node[placement.accelerator_id] = (placement.pool, placement.gpu_micro)
     return {
-        key: NodeCapacity(next(iter(mine.values()))[0], sum(micro for _, micro in mine.values()))
-        for key, mine in found.items()
+        key: NodeCapacity(next(iter(on_node.values()))[0], sum(micro for _, micro in on_node.values()))
+        for key, on_node in accelerators.items()
     }
 
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.accounting.budgets import Alert, Budget, HolderSpend, Terms
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.reserved_names import escaped
@@ -21,13 +19,12 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing.budget_status import IdleNow, Spend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.notifications import finding_notifications as notifications
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.finding_rules import TOLD_STATES, give_back
 from gpuledger_collector.storage.notifications.messages import Message
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _OWNER_COLUMNS = {
     "org": "o.org",
     "team": "o.team",
@@ -60,7 +57,7 @@ def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) 
     other terms (recipients, thresholds) change the budget that is there."""
     known = {budget.name: budget for budget in current(connection)}
     added = updated = unchanged = 0
-    gone = [budget.id for name, budget in known.items() if name not in {one.name for one in wanted}]
+    gone = [budget.id for name, budget in known.items() if name not in {budget.name for budget in wanted}]
     for budget in wanted:
         old = known.get(budget.name)
         if old is not None and _amount_of(old) == _amount_of(budget):
@@ -255,8 +252,8 @@ class WatchUnit:
             f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where} GROUP BY 1",
             {**values, **_range(budget, period)},
         )
-        found = {day: int(cost or 0) for day, cost in rows}
-        return [found.get(day.start_ms, 0) for day in budget.calendar.days(period)]
+        costs = {day: int(cost or 0) for day, cost in rows}
+        return [costs.get(day.start_ms, 0) for day in budget.calendar.days(period)]
 
     def burnt(self, budget: Budget, period: Period) -> int:
         """About what a usage interval of time cost."""
@@ -295,19 +292,21 @@ class WatchUnit:
 
     def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
         """Workloads of the owner that hold idle GPUs now and could give them back, the dearest day first."""
-        found = []
-        for one in notifications.holdings(self.connection, at_ms):
-            mine = tuple(
+        idle = []
+        for holding in notifications.holdings(self.connection, at_ms):
+            findings_of_budget = tuple(
                 card
-                for card in one.cards
+                for card in holding.cards
                 if card.finding.state in TOLD_STATES
-                and budget.owner.items() <= {**card.finding.owner, "team": one.team}.items()
+                and budget.owner.items() <= {**card.finding.owner, "team": holding.team}.items()
             )
-            amounts = dataclasses.replace(one, cards=mine).money()
+            amounts = dataclasses.replace(holding, cards=findings_of_budget).money()
             money = {currency: (cost, day) for currency, cost, day in amounts}
             if budget.currency in money:
-                found.append(IdleNow(one.label, len(mine), *money[budget.currency], give_back(one)))
-        return found
+                idle.append(
+                    IdleNow(holding.label, len(findings_of_budget), *money[budget.currency], give_back(holding))
+                )
+        return idle
 
     def alerts(self, budget: Budget, period: Period) -> Sequence[Alert]:
         """The alerts of a period."""

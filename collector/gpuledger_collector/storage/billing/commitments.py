@@ -5,9 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import replace as changed
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.exchange import ExchangeRate
@@ -16,8 +13,8 @@ from gpuledger_collector.accounting.pricing import PurchaseChoice
 from gpuledger_collector.storage.billing import declarations
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _COLUMNS = (
     "name",
     "gpus",
@@ -56,31 +53,31 @@ def replace(connection: Connection, commitments: Sequence[Commitment], now: dt.d
             zip(
                 _COLUMNS,
                 (
-                    one.name,
-                    one.gpus,
-                    one.upfront_micro,
-                    one.rate,
-                    one.currency,
-                    one.starts_ms,
-                    one.ends_ms,
-                    one.pool,
-                    one.gpu_model,
-                    one.node,
-                    one.region,
+                    commitment.name,
+                    commitment.gpus,
+                    commitment.upfront_micro,
+                    commitment.rate,
+                    commitment.currency,
+                    commitment.starts_ms,
+                    commitment.ends_ms,
+                    commitment.pool,
+                    commitment.gpu_model,
+                    commitment.node,
+                    commitment.region,
                 ),
                 strict=True,
             )
         )
-        for one in commitments
+        for commitment in commitments
     ]
     before = current(connection)
     outcome = declarations.replace_rows(connection, "commitment", _COLUMNS, rows, now)
     now_ms = int(now.timestamp() * 1000)
     marked = 0
-    for one in set(before) ^ set(current(connection)):
+    for commitment in set(before) ^ set(current(connection)):
         marked += connection.execute(
             "INSERT INTO day_recompute (day_ms) SELECT generate_series(%s::bigint, %s::bigint - 1, %s)",
-            (one.starts_ms - one.starts_ms % DAY_MS, min(one.ends_ms, now_ms), DAY_MS),
+            (commitment.starts_ms - commitment.starts_ms % DAY_MS, min(commitment.ends_ms, now_ms), DAY_MS),
         ).rowcount
     return changed(outcome, days_to_recompute=marked)
 
@@ -95,12 +92,12 @@ def choices(connection: Connection) -> list[PurchaseChoice]:
 
 def replace_choices(connection: Connection, wanted: Sequence[PurchaseChoice], now: dt.datetime) -> ImportOutcome:
     """The choices become these; every rated day is marked when one came or went."""
-    rows = [{name: getattr(one, name) for name in _CHOICE} for one in wanted]
+    rows = [{name: getattr(choice, name) for name in _CHOICE} for choice in wanted]
     before = choices(connection)
     outcome = declarations.replace_rows(connection, "purchase_choice", _CHOICE, rows, now)
     marked = 0
     if outcome.added or outcome.updated:
-        bounds = {at for one in [*before, *wanted] for at in (one.effective_from_ms, one.effective_to_ms)}
+        bounds = {at for choice in [*before, *wanted] for at in (choice.effective_from_ms, choice.effective_to_ms)}
         usage.request_recompute_at(connection, [at for at in bounds if at is not None])
         marked = connection.execute("INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check").rowcount
     return changed(outcome, days_to_recompute=marked)
@@ -117,5 +114,5 @@ def exchange(connection: Connection) -> list[ExchangeRate]:
 
 def replace_exchange(connection: Connection, rates: Sequence[ExchangeRate], now: dt.datetime) -> ImportOutcome:
     """The exchange rates become these. The ledger does not change by them: nothing is rated again."""
-    rows = [{name: getattr(one, name) for name in _EXCHANGE} for one in rates]
+    rows = [{name: getattr(rate, name) for name in _EXCHANGE} for rate in rates]
     return declarations.replace_rows(connection, "exchange_rate", _EXCHANGE, rows, now)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-import psycopg
 from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting import seal
@@ -22,9 +21,9 @@ from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.ledger import rules, workloads
+from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 MOST = 2_000
 """Rows of one kind that stand in full."""
 _USAGE_INTERVALS = """
@@ -103,10 +102,24 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
     """All that the lines rest on, in names instead of the database's numbers."""
     charges = [line.charge for line in lines]
     asked: dict[str, object] = {
-        "accelerators": sorted({one.accelerator_id for one in charges if one.accelerator_id is not None}),
-        "workloads": sorted({one.workload_id for one in charges if one.workload_id is not None}),
-        "prices": sorted({one.price.id for one in charges if one.price is not None and one.price.id is not None}),
-        "days": sorted({one.day_ms for one in charges}),
+        "accelerators": sorted(
+            {
+                chargesed_period.accelerator_id
+                for chargesed_period in charges
+                if chargesed_period.accelerator_id is not None
+            }
+        ),
+        "workloads": sorted(
+            {chargesed_period.workload_id for chargesed_period in charges if chargesed_period.workload_id is not None}
+        ),
+        "prices": sorted(
+            {
+                chargesed_period.price.id
+                for chargesed_period in charges
+                if chargesed_period.price is not None and chargesed_period.price.id is not None
+            }
+        ),
+        "days": sorted({chargesed_period.day_ms for chargesed_period in charges}),
         "start": period.start_ms,
         "end": period.end_ms,
         "minutes": minutes.expired_before(connection),
@@ -119,9 +132,9 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
         "prices": _rows(connection, _PRICES, asked),
         "proofs": _rows(connection, _PROOFS, asked),
         "closed": [
-            {"name": one.name, "closed_ms": one.closed_ms, "seal": one.seal}
-            for one in periods.closed(connection)
-            if one.period.clip(period)
+            {"name": chargesed_period.name, "closed_ms": chargesed_period.closed_ms, "seal": chargesed_period.seal}
+            for chargesed_period in periods.closed(connection)
+            if chargesed_period.period.clip(period)
         ],
         "usage_intervals": _excerpt(_rows(connection, _USAGE_INTERVALS, asked)),
         "hours": _excerpt(_rows(connection, _HOURS, asked)),
@@ -133,8 +146,8 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
 
 def _rows(connection: Connection, query: str, asked: Mapping[str, object]) -> list[dict[str, object]]:
     with connection.cursor(row_factory=dict_row) as cursor:
-        found = cursor.execute(query, asked).fetchall()
-    return [{name: _plain(value) for name, value in row.items()} for row in found]
+        rows = cursor.execute(query, asked).fetchall()
+    return [{name: _plain(value) for name, value in row.items()} for row in rows]
 
 
 def _plain(value: Any) -> Any:
@@ -156,8 +169,10 @@ def _excerpt(rows: Iterable[Mapping[str, object]]) -> dict[str, object]:
 def _rules(connection: Connection, lines: Sequence[ExportedCharge]) -> list[dict[str, object]]:
     """The rules that matched each workload where it was, at the start of its first line; none: its tags said it."""
     attribution = Attribution(rules.current(connection))
-    known = workloads.facts(connection, sorted({one.charge.workload_id for one in lines if one.charge.workload_id}))
-    told: dict[tuple[object, ...], dict[str, object]] = {}
+    known = workloads.facts(
+        connection, sorted({exported.charge.workload_id for exported in lines if exported.charge.workload_id})
+    )
+    contents: dict[tuple[object, ...], dict[str, object]] = {}
     for line in lines:
         charge = line.charge
         facts = known.get(charge.workload_id) if charge.workload_id is not None else None
@@ -172,9 +187,16 @@ def _rules(connection: Connection, lines: Sequence[ExportedCharge]) -> list[dict
             "pool": charge.pool,
             "node": charge.node,
             "rules": [
-                {"id": one.id, "name": one.name, "match": dict(one.match), "assign": dict(one.assign)}
-                for one in matched
+                {
+                    "id": exported.id,
+                    "name": exported.name,
+                    "match": dict(exported.match),
+                    "assign": dict(exported.assign),
+                }
+                for exported in matched
             ],
         }
-        told.setdefault((line.workload_key, charge.pool, charge.node, *(one.id for one in matched)), content)
-    return list(told.values())
+        contents.setdefault(
+            (line.workload_key, charge.pool, charge.node, *(exported.id for exported in matched)), content
+        )
+    return list(contents.values())

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.accounting import disputes
 from gpuledger_collector.accounting.disputes import Dispute, Entry, Remedy
 from gpuledger_collector.accounting.ledger import ExportedCharge
@@ -23,8 +21,8 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import reattributions
 from gpuledger_collector.storage.billing.dispute_evidence import gather, line_id
 from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 SHORT = 8
 """Fewest letters of a line's hash that name it."""
 MOST_LINES = 20_000
@@ -54,15 +52,15 @@ def lines_of(connection: Connection, contest: Contest) -> list[ExportedCharge]:
     if not contest.owner or set(contest.owner) - set(LEVELS):
         raise ValueError(f"owner: name at least one level of {', '.join(LEVELS)}")
     accelerator_id, workload_id = _ids(connection, contest)
-    found = list(reports.billed_of(connection, contest.period, contest.owner, accelerator_id, workload_id))
+    lines = list(reports.billed_of(connection, contest.period, contest.owner, accelerator_id, workload_id))
     if contest.line is None:
-        return found
+        return lines
     if len(contest.line) < SHORT:
         raise ValueError(f"line: give at least {SHORT} letters of its hash (gpuledger disputes lines shows them)")
-    found = [line for line in found if line_id(line).startswith(contest.line.lower())]
-    if len(found) > 1:
-        raise ValueError(f"line: {contest.line} names {len(found)} lines; give more of its letters")
-    return found
+    lines = [line for line in lines if line_id(line).startswith(contest.line.lower())]
+    if len(lines) > 1:
+        raise ValueError(f"line: {contest.line} names {len(lines)} lines; give more of its letters")
+    return lines
 
 
 def _ids(connection: Connection, contest: Contest) -> tuple[int | None, int | None]:
@@ -129,7 +127,7 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
     ).fetchone()
     assert row is not None
     _say(connection, row[0], Entry(now_ms, who, "opened", reason))
-    made = one(connection, row[0])
+    made = read(connection, row[0])
     audit.record(connection, [audit.Change("dispute", str(made.id), None, _facts(made))], now_ms, who)
     return made
 
@@ -167,7 +165,7 @@ def answer(connection: Connection, number: int, words: str, who: str, now_ms: in
     _say(connection, number, Entry(now_ms, who, "contested" if from_owner else "answered", words))
     change = audit.Change("dispute", str(number), {"state": before.state}, {"state": state, "said": words})
     audit.record(connection, [change], now_ms, who)
-    return one(connection, number)
+    return read(connection, number)
 
 
 def resolve(
@@ -191,12 +189,12 @@ def resolve(
     if remedy is not None:
         decided["to"] = "unavailable" if remedy.owner is None else dict(remedy.owner)
     audit.record(connection, [audit.Change("dispute", str(number), {"state": before.state}, decided)], now_ms, who)
-    return one(connection, number), days
+    return read(connection, number), days
 
 
 def proposed(connection: Connection, number: int, remedy: Remedy) -> list[Reattribution]:
     """What accepting a dispute would decide, to be previewed. Raises NoDispute, BadStep, ValueError."""
-    dispute = one(connection, number)
+    dispute = read(connection, number)
     disputes.after_decision(dispute.state, remedy)
     return _decisions(connection, dispute, remedy)
 
@@ -239,7 +237,7 @@ def _numbers(connection: Connection, table: str, column: str, names: Iterable[st
 
 def _locked(connection: Connection, number: int) -> Dispute:
     connection.execute("SELECT FROM dispute WHERE id = %s FOR UPDATE", (number,))
-    return one(connection, number)
+    return read(connection, number)
 
 
 def _say(connection: Connection, number: int, entry: Entry) -> None:
@@ -261,19 +259,19 @@ def listed(connection: Connection, states: Sequence[str] = disputes.STATES) -> l
 
 def waiting(connection: Connection, period: Period) -> list[Dispute]:
     """Disputes about time in the period that are not decided yet, by number."""
-    found = listed(connection, [state for state in disputes.STATES if state not in disputes.RESOLVED])
-    return sorted((one for one in found if one.period.clip(period)), key=lambda one: one.id)
+    open_disputes = listed(connection, [state for state in disputes.STATES if state not in disputes.RESOLVED])
+    return sorted((dispute for dispute in open_disputes if dispute.period.clip(period)), key=lambda dispute: dispute.id)
 
 
-def one(connection: Connection, number: int) -> Dispute:
+def read(connection: Connection, number: int) -> Dispute:
     """A dispute with all that was said. Raises NoDispute."""
     row = connection.execute(f"SELECT {_COLUMNS} {_FROM} WHERE d.id = %s", (number,)).fetchone()
     if row is None:
         raise NoDispute(f"there is no dispute {number}")
-    said = connection.execute(
+    rows = connection.execute(
         "SELECT at_ms, who, kind, words FROM dispute_entry WHERE dispute_id = %s ORDER BY id", (number,)
     )
-    return replace(_dispute(row), entries=[Entry(*entry) for entry in said])
+    return replace(_dispute(row), entries=[Entry(*entry) for entry in rows])
 
 
 def _dispute(row: Sequence[Any]) -> Dispute:
@@ -309,8 +307,8 @@ def seal_holds(connection: Connection, dispute: Dispute) -> bool:
         "SELECT after->>'seal' FROM audit WHERE what = 'dispute' AND subject = %s AND before IS NULL",
         (str(dispute.id),),
     ).fetchone()
-    made = disputes.seal_of(evidence(connection, dispute.id))
-    return noted is not None and noted[0] == made == dispute.seal
+    seal = disputes.seal_of(evidence(connection, dispute.id))
+    return noted is not None and noted[0] == seal == dispute.seal
 
 
 def billed_now(connection: Connection, dispute: Dispute) -> tuple[dict[str, int], bool]:

@@ -6,14 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psycopg
 from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.closing import ClosedPeriod, Invoice
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.access import audit
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 
 def closed(connection: Connection) -> list[ClosedPeriod]:
@@ -72,7 +70,10 @@ def close(
     with connection.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO invoice (period_start_ms, currency, owner, micro, minor) VALUES (%s, %s, %s, %s, %s)",
-            [(done.period.start_ms, one.currency, one.owner, one.micro, one.minor) for one in invoices],
+            [
+                (done.period.start_ms, invoice.currency, invoice.owner, invoice.micro, invoice.minor)
+                for invoice in invoices
+            ],
         )
     connection.execute(
         """

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
@@ -17,9 +15,8 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _COLUMNS = """id, pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
     region, node, basis"""
 _WRITTEN = """pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
@@ -92,7 +89,7 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
     known = {price.identity: price for price in current(connection)}
     changed: list[Price] = []
     new: list[Price] = []
-    told: list[audit.Change] = []
+    changes: list[audit.Change] = []
     added = updated = 0
     for price in prices:
         old = known.get(price.identity)
@@ -105,10 +102,10 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
             changed.append(old)
         changed.append(price)
         new.append(price)
-        told.append(audit.Change("price", _place(price), None if old is None else _facts(old), _facts(price)))
-    _supersede(connection, [one.id for one in changed if one.id is not None], now)
+        changes.append(audit.Change("price", _place(price), None if old is None else _facts(old), _facts(price)))
+    _supersede(connection, [price.id for price in changed if price.id is not None], now)
     _insert(connection, new, now)
-    audit.record(connection, told, int(now.timestamp() * 1000))
+    audit.record(connection, changes, int(now.timestamp() * 1000))
     days = _mark(connection, changed, int(now.timestamp() * 1000))
     return ImportOutcome(added, updated, len(prices) - added - updated, days)
 
@@ -118,14 +115,14 @@ def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetim
     locks.take(connection, Lock.PRICES)
     names = {price.basis["name"] for price in prices if price.basis is not None}
     wanted = {price.identity for price in prices}
-    derived = (one for one in current(connection) if one.basis is not None and one.basis.get("name") in names)
-    gone = [one for one in derived if one.identity not in wanted]
+    derived = (price for price in current(connection) if price.basis is not None and price.basis.get("name") in names)
+    removed = [price for price in derived if price.identity not in wanted]
     at_ms = int(now.timestamp() * 1000)
-    _supersede(connection, [one.id for one in gone if one.id is not None], now)
-    audit.record(connection, [audit.Change("price", _place(one), _facts(one), None) for one in gone], at_ms)
-    days = _mark(connection, gone, at_ms)
+    _supersede(connection, [price.id for price in removed if price.id is not None], now)
+    audit.record(connection, [audit.Change("price", _place(price), _facts(price), None) for price in removed], at_ms)
+    days = _mark(connection, removed, at_ms)
     done = add(connection, prices, now)
-    return ImportOutcome(done.added, done.updated + len(gone), done.unchanged, done.days_to_recompute + days)
+    return ImportOutcome(done.added, done.updated + len(removed), done.unchanged, done.days_to_recompute + days)
 
 
 def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:

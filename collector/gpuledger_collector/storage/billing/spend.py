@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, SpendForecast, forecast_spend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +48,9 @@ def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
         costs.setdefault((owner, currency), {})[day_ms] = int(cost)
     left = (today.end_ms - now_ms) / (today.end_ms - today.start_ms)
     after = len(days.days(Period(today.start_ms, month.end_ms))) - 1
-    made = []
+    series = []
     for (owner, currency), by_day in costs.items():
         history = [by_day.get(day, 0) for day in whole if day >= min(by_day)]
         spent = sum(cost for day, cost in by_day.items() if day >= month.start_ms)
-        made.append(Ahead(owner, currency, spent, len(history), forecast_spend(history, spent, left, after)))
-    return sorted(made, key=lambda one: (one.currency, -one.spent, one.owner))
+        series.append(Ahead(owner, currency, spent, len(history), forecast_spend(history, spent, left, after)))
+    return sorted(series, key=lambda spend: (spend.currency, -spend.spent, spend.owner))

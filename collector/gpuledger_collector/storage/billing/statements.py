@@ -6,9 +6,6 @@ A part belongs to the period that bills it, as in the chargeback: days of the pe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.closing import ClosedPeriod
@@ -19,8 +16,8 @@ from gpuledger_collector.accounting.statement import Contested, OwnerDay, OwnerJ
 from gpuledger_collector.storage.billing import disputes
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS, measures_of
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 UNKNOWN = "(unknown)"
 _SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in SUMMED)
 _NAMED = f"coalesce(nullif({{column}}, ''), '{UNATTRIBUTED}') = %(owner)s"
@@ -123,16 +120,16 @@ def amended_later(connection: Connection, level: str, owner: str, period: Period
 def contested(connection: Connection, level: str, owner: str, period: Period) -> list[Contested]:
     """The disputes about the owner's time in the period that wait for a decision, by number."""
     name = "" if owner == UNATTRIBUTED else owner
-    found = []
-    for one in disputes.waiting(connection, period):
-        levels = {**one.owner, level: name}
-        if one.owner.get(level, name) != name:
+    contested = []
+    for dispute in disputes.waiting(connection, period):
+        levels = {**dispute.owner, level: name}
+        if dispute.owner.get(level, name) != name:
             continue
         where = " AND ".join(f"{LEVEL_COLUMNS[at]} = %s" for at in levels)
         known = connection.execute(f"SELECT 1 FROM owner o WHERE {where} LIMIT 1", list(levels.values())).fetchone()
         if known is not None:
-            found.append(Contested(one, _job_of(connection, one.workload, period)))
-    return found
+            contested.append(Contested(dispute, _job_of(connection, dispute.workload, period)))
+    return contested
 
 
 def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[str, str] | None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.placement import Claim, RefusedClaim
 from gpuledger_collector.accounting.usage import Contradiction
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _NAMED = """
     SELECT a.uuid, n.name, c.kind, c.subject, coalesce(h.name, ''), c.first_ms, c.last_ms
     FROM refused_claim c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id
@@ -32,29 +29,37 @@ def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> 
 
 def keep(connection: Connection, refused: Sequence[Claim]) -> None:
     """Keep claims that were refused, each from its first to its last time."""
-    for one in refused:
+    for claim in refused:
         connection.execute(
             "INSERT INTO refused_claim AS old (accelerator_id, node_id, kind, subject, first_ms, last_ms) "
             "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (accelerator_id, node_id, kind, subject) DO UPDATE SET "
             "first_ms = least(old.first_ms, excluded.first_ms), last_ms = greatest(old.last_ms, excluded.last_ms)",
-            (one.accelerator_id, one.node_id, one.kind, one.subject, one.first_ms, one.last_ms),
+            (claim.accelerator_id, claim.node_id, claim.kind, claim.subject, claim.first_ms, claim.last_ms),
         )
 
 
-def keep_contradictions(connection: Connection, found: Sequence[Contradiction]) -> None:
+def keep_contradictions(connection: Connection, contradictions: Sequence[Contradiction]) -> None:
     """Keep that a node reported held time for other holders as well; the first keeps the time."""
-    if not found:
+    if not contradictions:
         return
     names: dict[int, str] = dict(
         connection.execute(
-            "SELECT id, key FROM workload WHERE id = ANY(%s)", ([one.workload_id for one in found],)
+            "SELECT id, key FROM workload WHERE id = ANY(%s)",
+            ([contradiction.workload_id for contradiction in contradictions],),
         ).fetchall()
     )
     keep(
         connection,
         [
-            Claim(one.accelerator_id, one.node_id, "holder", names.get(one.workload_id, ""), one.start_ms, one.end_ms)
-            for one in found
+            Claim(
+                contradiction.accelerator_id,
+                contradiction.node_id,
+                "holder",
+                names.get(contradiction.workload_id, ""),
+                contradiction.start_ms,
+                contradiction.end_ms,
+            )
+            for contradiction in contradictions
         ],
     )
 

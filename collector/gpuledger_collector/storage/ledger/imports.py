@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
@@ -15,11 +13,10 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.placements import settle_pools
 from gpuledger_collector.storage.ledger.rows import ImportOutcome, SampleRow, UsageRow
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
     submitted_ms, state"""
 _COMPARED = (
@@ -95,14 +92,14 @@ def _record_updates(connection: Connection, now_ms: int) -> None:
         "'user', c.user_name, 'account', c.account, 'tags', c.tags) FROM changed c WHERE c.known IS NOT NULL "
         "ORDER BY c.external_id"
     ).fetchall()
-    told = [
+    changes = [
         audit.Change(
             "usage", name, {"start_ms": old_start, "end_ms": old_end, **old}, {"start_ms": start, "end_ms": end, **new}
         )
         for name, old_start, old_end, old, start, end, new in rows
     ]
-    if told:
-        audit.record(connection, told, now_ms)
+    if changes:
+        audit.record(connection, changes, now_ms)
 
 
 def _copy_incoming(connection: Connection, rows: Sequence[UsageRow]) -> None:

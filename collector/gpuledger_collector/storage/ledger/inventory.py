@@ -5,17 +5,13 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger.placements import settle
 from gpuledger_collector.storage.ledger.rows import CapacityRow, ImportOutcome, InventoryRow
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 
 def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
@@ -50,7 +46,7 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
     placed = {number for (number,) in there.fetchall()}
     counts = {"added": 0, "updated": 0, "unchanged": 0}
     changed: list[int] = []
-    told: list[audit.Change] = []
+    changes: list[audit.Change] = []
     for uuid, wanted in placements.items():
         accelerator_id = accelerators[uuid]
         new = sorted((nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0) for row in wanted)
@@ -60,7 +56,7 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
             continue
         counts["updated" if old or accelerator_id in placed else "added"] += len(wanted)
         changed.append(accelerator_id)
-        told.append(audit.Change("inventory", uuid, _said(old, nodes) if old else None, _said(new, nodes)))
+        changes.append(audit.Change("inventory", uuid, _said(old, nodes) if old else None, _said(new, nodes)))
         connection.execute("DELETE FROM inventory WHERE accelerator_id = %s", (accelerator_id,))
         for node_id, pool, model, in_ms, out_ms in new:
             connection.execute(
@@ -70,7 +66,7 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
             )
     if not changed:
         return ImportOutcome(**counts)
-    audit.record(connection, told, int(now.timestamp() * 1000))
+    audit.record(connection, changes, int(now.timestamp() * 1000))
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
     days = prices.mark_days_with_evidence(connection, since_ms, int(now.timestamp() * 1000))
@@ -125,7 +121,7 @@ def _known(connection: Connection, ids: Sequence[int]) -> dict[int, list[Stated]
         "WHERE accelerator_id = ANY(%s) ORDER BY 1, 2, 3, 4, 5, 6",
         (list(ids),),
     )
-    found: dict[int, list[Stated]] = defaultdict(list)
+    stated: dict[int, list[Stated]] = defaultdict(list)
     for row in rows:
-        found[row[0]].append(row[1:])
-    return found
+        stated[row[0]].append(row[1:])
+    return stated

@@ -11,14 +11,13 @@ made alone in writing the ledger, on a snapshot that is taken once nobody else i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 
 from gpuledger_collector.accounting.measures import COMPARED, MEASURES
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _KEYS = "owner_id, state, pool, gpu_model, currency"
 _COLUMNS = ", ".join((_KEYS, *MEASURES))
 
@@ -78,12 +77,12 @@ def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int
 
 def _over(calendar: Calendar, since_ms: int, now_ms: int) -> list[Period]:
     """The months of the bill from the one that holds an instant to the last that is over."""
-    found = []
+    months = []
     month = calendar.month(calendar.month_of(since_ms))
     while month.end_ms <= now_ms:
-        found.append(month)
+        months.append(month)
         month = calendar.month(calendar.month_of(month.end_ms))
-    return found
+    return months
 
 
 def untrue(connection: Connection, period: Period) -> list[Period]:

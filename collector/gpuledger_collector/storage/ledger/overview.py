@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 MOST_NODES = 12
 MOST_CAUSES = 10
 
@@ -57,10 +54,10 @@ def daily_by_team(
         f"AND l.currency IS NOT NULL{where} GROUP BY 1, 2, 3",
         (period.start_ms, period.end_ms, *owner.values()),
     )
-    found: dict[str, dict[str, dict[int, int]]] = {}
+    costs: dict[str, dict[str, dict[int, int]]] = {}
     for currency, team, day_ms, cost in rows:
-        found.setdefault(currency, {}).setdefault(team, {})[day_ms] = int(cost or 0)
-    return found
+        costs.setdefault(currency, {}).setdefault(team, {})[day_ms] = int(cost or 0)
+    return costs
 
 
 def corrected(connection: Connection, period: Period) -> list[tuple[str, int, int]]:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import model_match
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.placement import (
@@ -32,8 +29,8 @@ from gpuledger_collector.accounting.placement import (
 )
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.storage.ledger import claims
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 _LONGEST_MS = DAY_MS
 _OF_BEFORE = b"\0"
 """The digest of what was known of an accelerator when facts were given dates (revision 0023)."""
@@ -71,13 +68,21 @@ def settle(
     known = _known(connection, parts.ids)
     sightings = _sightings(connection, parts, start_ms - RETURN_MS, known)
     stated = _stated(connection, parts)
-    pools = {one.attributes.pool for mine in sightings.values() for one in mine if one.attributes is not None}
+    pools = {
+        sighting.attributes.pool
+        for of_accelerators_of_device in sightings.values()
+        for sighting in of_accelerators_of_device
+        if sighting.attributes is not None
+    }
     pools |= {row.claimed_pool for rows in known.values() for row in rows}
     imported = _imported_days(connection, sorted(pools), start_ms)
     newest: dict[int, Placement] = {}
     for device in sorted(set(parts.device_of.values())):
-        mine = [number for number in parts.ids if parts.device_of[number] == device]
-        before = {number: [row for row in known.get(number, ()) if row.in_ms < start_ms] for number in mine}
+        of_accelerators_of_device = [number for number in parts.ids if parts.device_of[number] == device]
+        before = {
+            number: [row for row in known.get(number, ()) if row.in_ms < start_ms]
+            for number in of_accelerators_of_device
+        }
         board = Board(
             device=device,
             since_ms=start_ms,
@@ -89,15 +94,15 @@ def settle(
             is_cut=start_ms > wanted_ms,
         )
         line = place(board)
-        claims.drop(connection, mine, start_ms)
+        claims.drop(connection, of_accelerators_of_device, start_ms)
         claims.keep(connection, line.claims)
         for claim in line.claims:
             if claim.kind == "node":
                 on_node_claim(claim)
-        placed: dict[int, list[Placement]] = {number: [] for number in mine}
+        placed: dict[int, list[Placement]] = {number: [] for number in of_accelerators_of_device}
         for row in line.placements:
             placed[row.accelerator_id].append(row)
-        for number in mine:
+        for number in of_accelerators_of_device:
             rows = spliced(before[number], placed[number], start_ms)
             _write(connection, number, known.get(number, []), rows)
             if rows:
@@ -155,15 +160,17 @@ def _sightings(
         (parts.ids,),
         prepare=False,
     )
-    found: dict[str, list[Sighting]] = defaultdict(list)
+    sightings: dict[str, list[Sighting]] = defaultdict(list)
     for number, start_ms, end_ms, node, node_id, attributes_id, model, mig, micro, pool in rows:
-        said = (
+        attributes = (
             _said_before(known.get(number, ()), start_ms)
             if attributes_id is None
             else Attributes(model, mig, micro, pool, attributes_id)
         )
-        found[parts.device_of[number]].append(Sighting(start_ms, end_ms, node, node_id, parts.by_id[number], said))
-    return found
+        sightings[parts.device_of[number]].append(
+            Sighting(start_ms, end_ms, node, node_id, parts.by_id[number], attributes)
+        )
+    return sightings
 
 
 def _said_before(rows: Sequence[Placement], at_ms: int) -> Attributes | None:
@@ -178,10 +185,10 @@ def _stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]
         "ORDER BY accelerator_id, in_ms",
         (parts.ids,),
     )
-    found: dict[str, list[StatedRow]] = defaultdict(list)
+    rows_of: dict[str, list[StatedRow]] = defaultdict(list)
     for number, *row in rows:
-        found[parts.device_of[number]].append(StatedRow(parts.by_id[number], *row))
-    return found
+        rows_of[parts.device_of[number]].append(StatedRow(parts.by_id[number], *row))
+    return rows_of
 
 
 def _known(connection: Connection, accelerators: Sequence[int]) -> dict[int, list[Placement]]:
@@ -191,10 +198,10 @@ def _known(connection: Connection, accelerators: Sequence[int]) -> dict[int, lis
         "WHERE c.accelerator_id = ANY(%s) ORDER BY c.accelerator_id, c.in_ms, c.id",
         (list(accelerators),),
     )
-    found: dict[int, list[Placement]] = defaultdict(list)
+    placements: dict[int, list[Placement]] = defaultdict(list)
     for row in rows:
-        found[row[0]].append(Placement(*row))
-    return found
+        placements[row[0]].append(Placement(*row))
+    return placements
 
 
 def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -> dict[str, list[Period]]:
@@ -212,10 +219,10 @@ def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -
         """,
         (list(pools), from_ms - from_ms % DAY_MS),
     )
-    found: dict[str, list[Period]] = defaultdict(list)
+    periods: dict[str, list[Period]] = defaultdict(list)
     for pool, start_ms, end_ms in rows:
-        found[pool].append(Period(start_ms, FAR_MS if end_ms is None else end_ms))
-    return found
+        periods[pool].append(Period(start_ms, FAR_MS if end_ms is None else end_ms))
+    return periods
 
 
 def _write(connection: Connection, number: int, old: Sequence[Placement], new: Sequence[Placement]) -> None:

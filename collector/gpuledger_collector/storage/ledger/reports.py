@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import psycopg
 from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
@@ -18,8 +17,8 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reconciliation import ChargedState
 from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.ledger.rows import HeldUsage
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 LEVEL_COLUMNS = {
     "org": "o.org",
     "team": "o.team",

@@ -5,16 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Sequence
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule, edges_of
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 
 def current(connection: Connection) -> list[Rule]:
@@ -47,13 +43,13 @@ def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> 
                 now,
             ),
         )
-    told = [
+    changes = [
         audit.Change("rule", known[content].name, _facts(content), None) for content in known if content not in wanted
     ]
-    told += [
+    changes += [
         audit.Change("rule", wanted[content].name, None, _facts(content)) for content in wanted if content not in known
     ]
-    audit.record(connection, told, int(now.timestamp() * 1000))
+    audit.record(connection, changes, int(now.timestamp() * 1000))
     marked = 0
     changed = [known[content] for content in known if content not in wanted] + new
     usage.request_recompute_at(connection, edges_of(changed))

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def listed(
             **owner,
         },
     )
-    plain: list[list[Any]] = [[int(one) if isinstance(one, Decimal) else one for one in row] for row in rows]
+    plain: list[list[Any]] = [[int(cell) if isinstance(cell, Decimal) else cell for cell in row] for row in rows]
     return [RunRow(*row) for row in plain]
 
 
@@ -106,15 +103,15 @@ def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
 
 def counted(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, list[CountedHour]]:
     """What these workloads counted, by endpoint and hour of the period."""
-    found: dict[int, list[CountedHour]] = {}
+    hours: dict[int, list[CountedHour]] = {}
     for workload_id, *row in connection.execute(
         "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint, max(h.covered_ms), "
         "max(h.restarts) FROM counter_series s JOIN counter_hour h ON h.series_id = s.id "
         "WHERE s.workload_id = ANY(%s) AND h.hour_ms >= %s AND h.hour_ms < %s GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
         (list(ids), period.start_ms, period.end_ms),
     ):
-        found.setdefault(workload_id, []).append(CountedHour(*row))
-    return found
+        hours.setdefault(workload_id, []).append(CountedHour(*row))
+    return hours
 
 
 def held_hours(connection: Connection, workload_id: int, cards: Sequence[int], period: Period) -> list[HeldHour]:
@@ -163,9 +160,9 @@ cap and power brake (nvml.h, nvmlClocksEventReason*)."""
 
 def minutes(connection: Connection, spans: Sequence[tuple[int, int, int]]) -> dict[int, dict[int, dict[str, float]]]:
     """Readings by accelerator and minute over spans (accelerator, start, end): only what was read is there."""
-    found: dict[int, dict[int, dict[str, float]]] = {}
+    sums: dict[int, dict[int, dict[str, float]]] = {}
     if not spans:
-        return found
+        return sums
     cards, starts, ends = ([span[at] for span in spans] for at in range(3))
     asked = "JOIN unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS s (id, start_ms, end_ms) ON accelerator_id = id"
     rolled = connection.execute(
@@ -175,7 +172,7 @@ def minutes(connection: Connection, spans: Sequence[tuple[int, int, int]]) -> di
     )
     for card, at_ms, *values in rolled:
         entry = {name: float(value) for name, value in zip(READINGS, values, strict=True) if value is not None}
-        found.setdefault(card, {})[at_ms] = entry
+        sums.setdefault(card, {})[at_ms] = entry
     raw = connection.execute(
         f"SELECT accelerator_id, at_ms - at_ms %% 60000, {', '.join(f'avg({what})' for what in TRAFFIC.values())} "
         f"FROM gpu_sample {asked} AND at_ms >= start_ms AND at_ms < end_ms WHERE at_ms >= %s AND at_ms < %s "
@@ -183,13 +180,15 @@ def minutes(connection: Connection, spans: Sequence[tuple[int, int, int]]) -> di
         (cards, starts, ends, min(starts), max(ends)),
     )
     for card, at_ms, *values in raw:
-        entry = found.setdefault(card, {}).setdefault(at_ms, {})
+        entry = sums.setdefault(card, {}).setdefault(at_ms, {})
         entry |= {name: float(value) for name, value in zip(TRAFFIC, values, strict=True) if value is not None}
-    return found
+    return sums
 
 
 def whole_hours(held: Sequence[HeldHour], most: int) -> list[tuple[int, int, int]]:
     """Spans (accelerator, start, end) of the last `most` hours that the workload had an accelerator to itself."""
-    alone = [one for one in held if one.held_ms == HOUR_MS and not one.shared]
-    newest = sorted({one.at_ms for one in alone})[-most:]
-    return [(one.accelerator_id, one.at_ms, one.at_ms + HOUR_MS) for one in alone if one.at_ms in set(newest)]
+    alone = [minute for minute in held if minute.held_ms == HOUR_MS and not minute.shared]
+    newest = sorted({minute.at_ms for minute in alone})[-most:]
+    return [
+        (minute.accelerator_id, minute.at_ms, minute.at_ms + HOUR_MS) for minute in alone if minute.at_ms in set(newest)
+    ]

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.accounting.attribution import WorkloadFacts
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection
 
 
 def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts]:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
-from gpuledger_collector.storage.locks import Lock
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.locks import Connection, Lock
 
 
 def calendar(connection: Connection) -> Calendar:
     """The days of the bill; those of UTC while no zone is declared."""
     rows = connection.execute("SELECT zone, from_ms FROM billing_zone WHERE superseded_at IS NULL ORDER BY from_ms")
-    made = UTC_DAYS
+    calendar = UTC_DAYS
     for name, from_ms in rows:
-        made = _then(made, name, from_ms)
-    return made
+        calendar = _then(calendar, name, from_ms)
+    return calendar
 
 
 def in_zone(connection: Connection, nominal: Period) -> Period:
@@ -74,8 +69,8 @@ def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcom
         connection.execute(
             "INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES (%s, %s, %s)", (name, from_ms, now)
         )
-    told = [audit.Change("billing_zone", name, {"zone": before.zones[-1].name}, {"zone": name, "from_ms": from_ms})]
-    audit.record(connection, told, int(now.timestamp() * 1000))
+    changes = [audit.Change("billing_zone", name, {"zone": before.zones[-1].name}, {"zone": name, "from_ms": from_ms})]
+    audit.record(connection, changes, int(now.timestamp() * 1000))
     return ImportOutcome(1, gone, 0, _make_again(connection, calendar(connection), from_ms))
 
 

@@ -40,12 +40,12 @@ def program(name: str) -> Path:
         bundled = None
     if bundled is not None and bundled.exists():
         return bundled
-    found = shutil.which(name)
-    if found is None:
+    program_path = shutil.which(name)
+    if program_path is None:
         raise EnvironmentLacks(
             f"there is no {name}: apt install postgresql-client, or pip install 'gpuledger[embedded]'"
         )
-    return Path(found)
+    return Path(program_path)
 
 
 def backup(dsn: str, target: Path) -> int:
@@ -97,6 +97,6 @@ def _run(tool: Path, dsn: str | None, *arguments: str, stdout: object = subproce
         check=False,
     )  # type: ignore[call-overload]
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-        raise StorageError(f"{tool.name}: {said[0].removeprefix(f'{tool.name}: error: ')}")
+        errors = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        raise StorageError(f"{tool.name}: {errors[0].removeprefix(f'{tool.name}: error: ')}")
     return str(done.stdout or "")

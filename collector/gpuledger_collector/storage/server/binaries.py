@@ -86,10 +86,10 @@ def installed() -> Path:
             "the embedded Postgres is not installed: pip install 'gpuledger[embedded]', or give a database by --dsn"
         )
     package = Path(next(iter(spec.submodule_search_locations)))
-    found = [path.parent.parent for path in package.glob("pginstall[0-9]*/bin/postgres")]
-    if not found:
+    folders = [path.parent.parent for path in package.glob("pginstall[0-9]*/bin/postgres")]
+    if not folders:
         raise EnvironmentLacks(f"{package} holds no Postgres for this platform: give a database by --dsn")
-    return max(found, key=lambda root: int(root.name.removeprefix("pginstall")))
+    return max(folders, key=lambda root: int(root.name.removeprefix("pginstall")))
 
 
 def usable(root: Path, user: RunAs | None) -> bool:

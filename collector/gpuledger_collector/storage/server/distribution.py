@@ -7,13 +7,9 @@ stays on the coordinator: Citus knows no triggers on distributed tables, and clo
 
 from __future__ import annotations
 
-from typing import Any
-
-import psycopg
-
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 COLUMN = "accelerator_id"
 DISTRIBUTED = ("gpu_sample", "usage_interval", "gpu_minute", "usage_hour", "gpu_state", "gpu_latest", "sample_archive")
 """In this order: the first one says how many shards there are, the others lie beside it."""
@@ -31,8 +27,8 @@ class NotDistributable(StorageError):
 
 def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
     """The statements, in order; none for what is distributed already. Raises NotDistributable."""
-    if found := violations(connection):
-        raise NotDistributable(f"the tables cannot be distributed: {'; '.join(found)}")
+    if problems := violations(connection):
+        raise NotDistributable(f"the tables cannot be distributed: {'; '.join(problems)}")
     done = _distributed(connection)
     statements = [f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done]
     first, *others = DISTRIBUTED

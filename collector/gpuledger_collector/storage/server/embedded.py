@@ -269,10 +269,12 @@ class EmbeddedServer:
             self._spawn(self._port(choose=new_port))
             if self._wait_until_ready():
                 return
-            said = self._log_tail()
-            new_port = bool(_PORT_TAKEN.search(said))
-            if time.monotonic() > deadline or not (new_port or _TRANSIENT.search(said)):
-                raise ServerUnavailable(f"the embedded database does not start: {last_line(said)} (see {self._log})")
+            log_tail = self._log_tail()
+            new_port = bool(_PORT_TAKEN.search(log_tail))
+            if time.monotonic() > deadline or not (new_port or _TRANSIENT.search(log_tail)):
+                raise ServerUnavailable(
+                    f"the embedded database does not start: {last_line(log_tail)} (see {self._log})"
+                )
             time.sleep(0.2)
 
     def _spawn(self, port: int) -> None:
@@ -322,13 +324,13 @@ class EmbeddedServer:
             return False
         return True
 
-    def _strange_server(self, said: str) -> bool:
+    def _strange_server(self, log_tail: str) -> bool:
         if self._child is None and self._postmaster() is not None:
             raise ServerUnavailable(
                 f"the running database refuses the passwords in {' and '.join(PASSWORDS.values())} of {self.data_dir}"
             )
         if self._child is not None and self._child.poll() is None:
-            raise ServerUnavailable(f"the embedded database refuses its own password: {last_line(said)}")
+            raise ServerUnavailable(f"the embedded database refuses its own password: {last_line(log_tail)}")
         return False
 
     def _set_up(self) -> None:

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from gpuledger_collector.storage.access.readers import FUNCTIONS
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 Open = Callable[[str, str, str], contextlib.AbstractContextManager[Connection]]
 """Opens an autocommit connection as a role, with a password, to a database."""
 ADMIN = "gpuledger_admin"

@@ -144,18 +144,18 @@ def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...
     table = connection.scalar(sa.text("SELECT to_regclass('applied_migration')"))
     rows = connection.execute(sa.text("SELECT revision, follows, phase FROM applied_migration")) if table else ()
     recorded = {revision: (follows, phase) for revision, follows, phase in rows}
-    found: list[str] = []
+    unknown: list[str] = []
     at = current
     while at != head:
         follows, phase = recorded.get(at, ("", ""))
-        if phase != "pre" or at in found:
+        if phase != "pre" or at in unknown:
             raise SchemaBehind(
                 f"the database is at revision {current!r}, which this version of gpuledger does not know: "
                 "it was migrated by a newer one; install that one here too"
             )
-        found.append(at)
+        unknown.append(at)
         at = follows
-    return tuple(reversed(found))
+    return tuple(reversed(unknown))
 
 
 def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
@@ -230,8 +230,8 @@ def _alone(dsn: str) -> AbstractContextManager[object]:
     database = _database(dsn)
     # Of two that make it at the same time, one is told that the other has made it.
     with database.connect() as connection, suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
-        found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (Lock.MIGRATIONS,)).fetchone()
-        if found is not None and not found[0]:
+        row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (Lock.MIGRATIONS,)).fetchone()
+        if row is not None and not row[0]:
             connection.execute(f"CREATE TABLE {Lock.MIGRATIONS} (); COMMENT ON TABLE {Lock.MIGRATIONS} IS '{ABOUT}'")
     return database.hold(Lock.MIGRATIONS)
 
@@ -239,9 +239,9 @@ def _alone(dsn: str) -> AbstractContextManager[object]:
 def require_current(dsn: str) -> None:
     """Raise SchemaBehind unless this version can read and write the database: at most `pre` migrations ahead of it,
     and none but `post` ones behind."""
-    found = status(dsn)
-    if not found.serves:
-        raise SchemaBehind(f"the database lacks {len(found.pending)} migration(s): run `gpuledger db upgrade`")
+    schema = status(dsn)
+    if not schema.serves:
+        raise SchemaBehind(f"the database lacks {len(schema.pending)} migration(s): run `gpuledger db upgrade`")
 
 
 class connected:  # noqa: N801 - used as a function in a with statement

@@ -86,8 +86,8 @@ class Presence:
 
 def alive_at(connection: psycopg.Connection[Any], revisions: Collection[str]) -> list[str]:
     """Collectors that are alive and know no newer migration than one of these, as `version on host`."""
-    found = connection.execute("SELECT to_regclass('replica') IS NOT NULL").fetchone()
-    if found is None or not found[0]:
+    row = connection.execute("SELECT to_regclass('replica') IS NOT NULL").fetchone()
+    if row is None or not row[0]:
         return []
     rows = connection.execute(
         "SELECT version, host FROM replica WHERE revision = ANY(%s) AND seen_at > now() - make_interval(secs => %s)"

@@ -36,7 +36,7 @@ def is_newest(dsn: str, *, secured: bool = False) -> bool:
     """
     with Database(dsn, application="gpuledger-migrate").connect() as connection:
         try:
-            found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+            revisions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
         except psycopg.errors.UndefinedTable:
             return False
-        return found == [(newest(),)] and (not secured or row_level_security.is_enabled(connection))
+        return revisions == [(newest(),)] and (not secured or row_level_security.is_enabled(connection))
