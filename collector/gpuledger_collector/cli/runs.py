@@ -160,7 +160,7 @@ def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = F
     with bar("rating") as on_day:
         due = ALWAYS if everything else Period(period.start_ms, min(period.end_ms, today.end_ms))
         refresh(opened, due, now_ms, on_day)
-    return opened.transaction(), period, now_ms
+    return opened.connect(), period, now_ms
 
 
 def _ranks(sort: Order) -> Any:
