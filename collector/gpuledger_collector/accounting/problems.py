@@ -1,13 +1,14 @@
-"""What is wrong with something that a person gave us: a value, collected and reported together."""
+"""Problems of user input: values that are collected and reported together."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault in given input. `source` names the place (`prices.csv:12:rate_per_gpu_hour`), `message` the reason."""
+    """A mistake in an input. `source` names the place (`prices.csv:12:rate_per_gpu_hour`), `message` the reason."""
 
     code: str
     source: str
@@ -15,3 +16,12 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.source}: {self.message}"
+
+
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Problems by their line in the file."""
+
+    def line(source: str) -> int:
+        return next((int(part) for part in source.split(":")[1:] if part.isdigit()), 0)
+
+    return sorted(problems, key=lambda problem: (line(problem.source), problem.source))

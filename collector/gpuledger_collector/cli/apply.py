@@ -34,8 +34,8 @@ def apply(
     superseded, never deleted. So it is with [[budget]], [[shared_cost]], [[carbon]], [[recipient]], [[contact]],
     [[action]] and [[pool]] tables. Prices are added as `import prices` does. What they touch is rated again.
     """
+    from gpuledger_collector.accounting.problems import in_order
     from gpuledger_collector.config.declared import apply_declared, read_declared
-    from gpuledger_collector.ingest.files.usage import in_order
 
     declared = read_declared(file)
     for problem in in_order(declared.problems):

@@ -245,9 +245,9 @@ def bill(
 
     A newer file of a billing period supersedes the one before, which is kept; the same file again changes nothing.
     """
+    from gpuledger_collector.accounting.problems import in_order
     from gpuledger_collector.cli.common import LACKING
     from gpuledger_collector.ingest.files.bill import NoArrow, read_bill
-    from gpuledger_collector.ingest.files.usage import in_order
 
     try:
         with busy(f"reading {file.name}"):
@@ -298,7 +298,7 @@ def queue(
 
 def _refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
     """Say every problem and note; end the command when there are problems and nobody asked to skip them."""
-    from gpuledger_collector.ingest.files.usage import in_order
+    from gpuledger_collector.accounting.problems import in_order
 
     for problem in in_order(parsed.problems):
         say(str(problem), error=True)

@@ -138,12 +138,3 @@ def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, 
     if more:
         warnings.append(f"{path}: {plural(more, 'more row')} of more than {LONG_DAYS} days")
     return len(running), warnings
-
-
-def in_order(problems: Sequence[Problem]) -> list[Problem]:
-    """Problems by their line in the file."""
-    return sorted(problems, key=lambda problem: (_line(problem.source), problem.source))
-
-
-def _line(source: str) -> int:
-    return next((int(part) for part in source.split(":")[1:] if part.isdigit()), 0)
