@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.demand import (
-    HOUR_MS,
     QUEUE_EXPIRED_MS,
     QUEUE_VALID_MS,
     CapacitySpan,

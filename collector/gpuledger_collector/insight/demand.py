@@ -1,9 +1,9 @@
-"""Demand from the ledger: how many GPUs each pool, model or owner held or waited for, step by step, gaps known as gaps.
+"""Demand from the ledger: GPUs that each pool, model or owner held or waited for, step by step, with gaps.
 
-A step of observed accelerators is known when evidence covers enough of their capacity; else nobody knows how many were
-held, and the value is NaN, never a smaller number. An owner's step is known when the fleet's is, and zero when the
-owner then held nothing. Usage imported as counts is known from its first hour to its last. What waits is added from the
-first reading of the queue on; while a queue is not read, its pools' demand is not known.
+A step of observed accelerators is known when evidence covers enough of their capacity; else the number held is unknown,
+and the value is NaN, never a smaller number. An owner's step is known when the fleet's is, and zero when the owner then
+held nothing. Usage imported as counts is known from its first hour to its last. Queued GPUs are added from the first
+reading of the queue on; while a queue is not read, the demand of its pools is unknown.
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from gpuledger_collector.insight.series import Floats, Ints, Series
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.insight.series import Flags, Floats, Ints, Series
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 COVERED = 0.9
-"""Part of a group's capacity that must have been seen for its step to count as known."""
+"""Share of a group's capacity that must be observed for its step to count as known."""
 QUEUE_VALID_MS = HOUR_MS
-"""A queue is taken to stay as it was read for so long."""
+"""A reading of a queue is valid this long."""
 QUEUE_EXPIRED_MS = DAY_MS
-"""A queue that nobody has read for so long is no longer part of demand: its reader was taken away."""
-Flags = npt.NDArray[np.bool_]
+"""A queue that was not read for this long is no longer part of demand: its reader was removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """What was seen of a group in one hour (or step), in GPU-milliseconds: held, and seen in any state."""
+    """GPU-milliseconds of a group in one hour (or step): held, and seen in any state."""
 
     group: str
     hour_ms: int
@@ -39,7 +36,7 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True)
 class CapacitySpan:
-    """GPUs that were there (capacity), or were held by count (imported), from start to end (unix ms)."""
+    """GPUs present (capacity), or held by count (imported), from start to end (unix ms)."""
 
     group: str
     gpus: float
@@ -49,19 +46,20 @@ class CapacitySpan:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class QueueReadings:
-    """What one scheduler's whole queue asked for, reading by reading."""
+    """Readings of one scheduler's queue, at least one, by ascending `at_ms`.
+
+    `gpus` are the GPUs by group that each reading names; NaN: it does not name the group, so nothing of it waits.
+    """
 
     source: str
     at_ms: Ints
-    """Of its readings, ascending; there is one at least."""
     gpus: Mapping[str, Floats]
-    """By group the GPUs that each reading names; NaN: that reading does not name the group, so none of it waits."""
 
     def before(self, end_ms: int) -> QueueReadings | None:
-        """Its readings before an instant; None without any."""
+        """Return the readings before an instant; None without any."""
         count = int(np.searchsorted(self.at_ms, end_ms))
-        found = {group: gpus[:count] for group, gpus in self.gpus.items()}
-        return QueueReadings(self.source, self.at_ms[:count], found) if count else None
+        gpus = {group: values[:count] for group, values in self.gpus.items()}
+        return QueueReadings(self.source, self.at_ms[:count], gpus) if count else None
 
     def names(self, group: str) -> bool:
         """Whether any reading names the group."""
@@ -69,11 +67,11 @@ class QueueReadings:
 
     @property
     def newest_ms(self) -> int:
-        """When it was last read."""
+        """Time of the last reading."""
         return int(self.at_ms[-1])
 
     def newest(self, group: str) -> float:
-        """GPUs of the group that waited when it was last read."""
+        """GPUs of the group that waited at the last reading."""
         return float(np.nan_to_num(self.gpus[group][-1])) if group in self.gpus else 0.0
 
 
@@ -84,7 +82,7 @@ def hourly_demand(
     capacity: Iterable[CapacitySpan],
     counted: Iterable[CapacitySpan],
 ) -> list[Series]:
-    """Series of GPUs held per group over whole hours; see `stepped`."""
+    """Return series of GPUs held per group over complete hours; see `group_demand`."""
     return group_demand(start_ms, end_ms, HOUR_MS, held, capacity, counted)
 
 
@@ -96,26 +94,23 @@ def group_demand(
     capacity: Iterable[CapacitySpan],
     counted: Iterable[CapacitySpan],
 ) -> list[Series]:
-    """Series of GPUs held per group over whole steps from `start_ms` to `end_ms`, by group name.
+    """Return series of GPUs held per group over complete steps from `start_ms` to `end_ms`, by group name.
 
     A group has either observed accelerators (`held` and `capacity`) or counts (`counted`); a series begins at its first
     step with capacity or usage.
     """
-    steps = _Steps(start_ms, step_ms, (end_ms - start_ms) // step_ms)
-    there = steps.sums(capacity)
-    used, seen = ({group: steps.none() for group in there} for _ in range(2))
-    for row in held:
-        at = (row.hour_ms - start_ms) // step_ms
-        if row.group in there and 0 <= at < steps.count:
-            used[row.group][at] += row.held / step_ms
-            seen[row.group][at] += row.seen / step_ms
-    made = []
-    for group, capacity_gpus in there.items():
-        known = (capacity_gpus > 0) & (seen[group] >= COVERED * capacity_gpus)
-        made.append(steps.series(group, np.where(known, used[group], np.nan), capacity_gpus > 0))
-    counts = steps.sums(span for span in counted if span.group not in there)
-    made += [steps.series(group, gpus, gpus > 0) for group, gpus in counts.items()]
-    return sorted((one for one in made if one is not None), key=lambda one: one.name)
+    grid = _Grid(start_ms, step_ms, (end_ms - start_ms) // step_ms)
+    present = grid.sums(capacity)
+    usages = [usage for usage in held if usage.group in present]
+    used = grid.means((usage.group, usage.hour_ms, usage.held) for usage in usages)
+    seen = grid.means((usage.group, usage.hour_ms, usage.seen) for usage in usages)
+    series = []
+    for group, gpus in present.items():
+        known = (gpus > 0) & (seen.get(group, grid.zeros()) >= COVERED * gpus)
+        series.append(grid.series(group, np.where(known, used.get(group, grid.zeros()), np.nan), gpus > 0))
+    counts = grid.sums(span for span in counted if span.group not in present)
+    series += [grid.series(group, gpus, gpus > 0) for group, gpus in counts.items()]
+    return _by_name(series)
 
 
 def owner_demand(
@@ -127,51 +122,48 @@ def owner_demand(
     capacity: Iterable[CapacitySpan],
     counted: Iterable[CapacitySpan],
 ) -> list[Series]:
-    """Series of GPUs held per owner, by name, from each owner's first use to the end of what is known of the fleet.
+    """Return series of GPUs held per owner, by name, from the owner's first use to the last known step of the fleet.
 
-    `held` are the owners' own, `fleet` what was seen of everything, `capacity` all that was there, `counted` the
-    owners' imported usage beside it.
+    `held` is the owners' usage, `fleet` what was seen of all accelerators, `capacity` all capacity, `counted` the
+    owners' imported usage.
     """
-    steps = _Steps(start_ms, step_ms, (end_ms - start_ms) // step_ms)
-    there = sum(steps.sums(capacity).values(), steps.none())
-    seen = steps.none()
-    for row in fleet:
-        at = (row.hour_ms - start_ms) // step_ms
-        if 0 <= at < steps.count:
-            seen[at] += row.seen / step_ms
-    used = steps.sums(counted)
-    counted_at = np.flatnonzero(sum(used.values(), steps.none()))
-    for row in held:
-        at = (row.hour_ms - start_ms) // step_ms
-        if 0 <= at < steps.count:
-            used.setdefault(row.group, steps.none())[at] += row.held / step_ms
-    known = seen >= COVERED * there
-    last = max([*np.flatnonzero(there > 0)[-1:], *counted_at[-1:]], default=-1)
-    made = []
+    grid = _Grid(start_ms, step_ms, (end_ms - start_ms) // step_ms)
+    present = sum(grid.sums(capacity).values(), grid.zeros())
+    seen = grid.means(("", usage.hour_ms, usage.seen) for usage in fleet).get("", grid.zeros())
+    used = grid.sums(counted)
+    counted_at = np.flatnonzero(sum(used.values(), grid.zeros()))
+    used = grid.means(((usage.group, usage.hour_ms, usage.held) for usage in held), used)
+    known = seen >= COVERED * present
+    last = max([*np.flatnonzero(present > 0)[-1:], *counted_at[-1:]], default=-1)
+    series = []
     for owner, gpus in used.items():
-        alive = np.zeros(steps.count, dtype=bool)
+        alive = np.zeros(grid.count, dtype=bool)
         alive[np.flatnonzero(gpus)[:1]] = alive[last] = True
-        made.append(steps.series(owner, np.where(known, gpus, np.nan), alive))
-    return sorted((one for one in made if one is not None), key=lambda one: one.name)
+        series.append(grid.series(owner, np.where(known, gpus, np.nan), alive))
+    return _by_name(series)
+
+
+def _by_name(series: Iterable[Series | None]) -> list[Series]:
+    return sorted((entry for entry in series if entry is not None), key=lambda entry: entry.name)
 
 
 def with_queue(series: Sequence[Series], queues: Sequence[QueueReadings], now_ms: int) -> list[Series]:
-    """The series with what waited: the mean of each source's readings in a step, kept for a while, added up.
+    """Add to each series the GPUs that waited: the mean of each source's readings in a step, valid for a while.
 
-    Readings of `now_ms` and later are not looked at.
-
-    Before the first reading of a source demand is what is held. Where a source that names the group was silent longer
-    than a reading is kept, demand is unknown; a source that has been silent for a day counts no more since then.
+    Readings of `now_ms` and later are ignored. Before the first reading of a source demand is what is held. Where a
+    source that names the group was silent for longer than a reading is valid, demand is unknown; a source that has been
+    silent for a day is ignored since then.
     """
-    told = [past for queue in queues if (past := queue.before(now_ms)) is not None]
-    made = []
-    for one in series:
-        values = one.values
-        for queue in told:
-            if queue.names(one.name):
-                values = values + _waiting(one, queue, now_ms)
-        made.append(Series(one.name, one.start_ms, one.step_ms, values))
-    return made
+    known = [readings for queue in queues if (readings := queue.before(now_ms)) is not None]
+    return [
+        Series(
+            held.name,
+            held.start_ms,
+            held.step_ms,
+            sum((_waiting(held, queue, now_ms) for queue in known if queue.names(held.name)), held.values),
+        )
+        for held in series
+    ]
 
 
 def _waiting(series: Series, queue: QueueReadings, now_ms: int) -> Floats:
@@ -184,8 +176,8 @@ def _waiting(series: Series, queue: QueueReadings, now_ms: int) -> Floats:
     inside = after - first
     mean = (total[after] - total[first]) / np.maximum(inside, 1)
     before = np.maximum(first - 1, 0)
-    kept = (first > 0) & (end - at[before] <= max(QUEUE_VALID_MS, series.step_ms))
-    waiting = np.where(inside > 0, mean, np.where(kept, gpus[before], np.nan))
+    valid = (first > 0) & (end - at[before] <= max(QUEUE_VALID_MS, series.step_ms))
+    waiting = np.where(inside > 0, mean, np.where(valid, gpus[before], np.nan))
     waiting[end <= at[0]] = 0.0
     if now_ms - at[-1] > QUEUE_EXPIRED_MS:
         waiting[begin > at[-1]] = 0.0
@@ -193,23 +185,34 @@ def _waiting(series: Series, queue: QueueReadings, now_ms: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
-    """The common grid of a period."""
+class _Grid:
+    """The common steps of a period."""
 
     start_ms: int
     step_ms: int
     count: int
 
-    def none(self) -> Floats:
+    def zeros(self) -> Floats:
         """Zero GPUs in every step."""
         return np.zeros(self.count)
 
+    def means(
+        self, usages: Iterable[tuple[str, int, float]], sums: dict[str, Floats] | None = None
+    ) -> dict[str, Floats]:
+        """Mean GPUs per group and step of (group, begin of the step, GPU-milliseconds), added to `sums`."""
+        sums = {} if sums is None else sums
+        for group, at_ms, gpu_ms in usages:
+            step = (at_ms - self.start_ms) // self.step_ms
+            if 0 <= step < self.count:
+                sums.setdefault(group, self.zeros())[step] += gpu_ms / self.step_ms
+        return sums
+
     def sums(self, spans: Iterable[CapacitySpan]) -> dict[str, Floats]:
-        """GPUs per step and group; a span counts in part in its first and last step."""
-        found: dict[str, Floats] = {}
+        """GPUs per group and step; a span counts in part in its first and last step."""
+        sums: dict[str, Floats] = {}
         for span in spans:
-            self._add(found.setdefault(span.group, self.none()), span)
-        return found
+            self._add(sums.setdefault(span.group, self.zeros()), span)
+        return sums
 
     def _add(self, steps: Floats, span: CapacitySpan) -> None:
         start = max(0.0, (span.start_ms - self.start_ms) / self.step_ms)
@@ -226,7 +229,7 @@ class _Steps:
             steps[last] += span.gpus * (end - last)
 
     def series(self, name: str, values: Floats, alive: Flags) -> Series | None:
-        """The series from the first step in which the group was there to the last; None for one that never was."""
+        """The series from the group's first step to its last; None for a group without any."""
         where = np.flatnonzero(alive)
         if not len(where):
             return None

@@ -1,8 +1,8 @@
 """Evenly spaced series of demand, as an estimator needs them.
 
-A table of rows `ts, series, value` becomes one array per series on its own grid. What the rows do not say stays unknown
-(NaN): an instant without a row is a gap, exactly like a row with an empty value, and never zero. Rows may come in any
-order; an instant given twice or off the grid is a fault of the table, and is reported with its line.
+A table of rows `ts, series, value` becomes one array per series on its own grid. Missing instants are unknown (NaN),
+exactly like a row with an empty value, and never zero. Rows may come in any order; an instant given twice or off the
+grid is a fault of the table, and is reported with its line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MAX_STEPS = 20_000_000
-"""A series longer than this is a mistake in its instants (a year 1970 among years 2026), not a history."""
+"""A longer series has a mistake in its instants (a year 1970 among years 2026)."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Series:
 
     @property
     def known(self) -> int:
-        """How many instants have a value."""
+        """Number of instants with a value."""
         return int(np.isfinite(self.values).sum())
 
     def until(self, index: int) -> Series:
-        """The series as it was known before `values[index]` came in."""
+        """Return the series as it was known before `values[index]`."""
         return Series(self.name, self.start_ms, self.step_ms, self.values[:index])
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A row that cannot be read as part of an evenly spaced series; `row` counts the table's rows from 0."""
+    """A row that does not fit an evenly spaced series; `row` counts the table's rows from 0."""
 
     row: int
     column: str
@@ -59,8 +59,7 @@ class Fault:
 def series_of(
     names: Sequence[str], code: Ints, at_ms: Ints, values: Floats, step_ms: int | None = None
 ) -> tuple[list[Series], list[Fault]]:
-    """Series from parsed rows; `names[code[i]]` owns row i. The step is given, or the most frequent distance of a
-    series.
+    """Build series from parsed rows; `names[code[i]]` owns row i. Without `step_ms` it is the most frequent distance.
 
     Returns the series in the order of `names` and the faults of rows that are off the grid or repeat an instant; a
     series with faults is left out. A series of a single row has the step of the others (an hour when there is none).
@@ -69,8 +68,7 @@ def series_of(
     bounds = np.searchsorted(code[order], np.arange(len(names) + 1))
     parts = [order[bounds[i] : bounds[i + 1]] for i in range(len(names))]
     steps = [step_ms or _step(at_ms[rows]) for rows in parts]
-    found = [step for step in steps if step]
-    fallback = min(found) if found else HOUR_MS
+    fallback = min((step for step in steps if step), default=HOUR_MS)
     out: list[Series] = []
     faults: list[Fault] = []
     for name, rows, step in zip(names, parts, steps, strict=True):
@@ -84,15 +82,13 @@ def series_of(
 
 
 def _step(at_ms: Ints) -> int:
-    """The most frequent distance between neighbours in ms, the smallest of equals; 0 when there is none."""
+    """Most frequent distance between neighbors in ms, the smallest of equals; 0 when there is none."""
     distance = np.diff(at_ms)
     distance = distance[distance > 0]
     if not len(distance):
         return 0
-    if (distance == distance[0]).all():
-        return int(distance[0])
-    found, count = np.unique(distance, return_counts=True)
-    return int(found[np.argmax(count)])
+    distances, count = np.unique(distance, return_counts=True)
+    return int(distances[np.argmax(count)])
 
 
 def _faults(name: str, rows: Ints, at_ms: Ints, step: int) -> list[Fault]:
@@ -105,10 +101,10 @@ def _faults(name: str, rows: Ints, at_ms: Ints, step: int) -> list[Fault]:
             Fault(int(rows[-1]), "ts", f"series {name!r} would span more than {MAX_STEPS} steps of {step / 1000:g} s")
         ]
     twice = np.concatenate([[False], np.diff(at) == 0])
-    said = [Fault(int(rows[i]), "ts", f"series {name!r} has this instant twice") for i in np.flatnonzero(twice)]
+    repeated = [Fault(int(rows[i]), "ts", f"series {name!r} has this instant twice") for i in np.flatnonzero(twice)]
     uneven = np.flatnonzero(offset % step != 0)
     text = f"series {name!r} is not evenly spaced: this instant is off its step of {step / 1000:g} s"
-    return said + [Fault(int(rows[i]), "ts", text) for i in uneven]
+    return repeated + [Fault(int(rows[i]), "ts", text) for i in uneven]
 
 
 def _place(name: str, at: Ints, values: Floats, step: int) -> Series:

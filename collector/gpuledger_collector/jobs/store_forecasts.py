@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.forecast import Workloads
 from gpuledger_collector.insight.forecast_history import (
-    DAY_MS,
     HORIZON_HOURS,
-    HOUR_MS,
     ForecastScore,
     StoredForecast,
     daily_origins,

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fakes.collector import running
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.forecast_history import (
-    DAY_MS,
-    HOUR_MS,
     REPLAYED_DAYS,
     StoredForecast,
     daily_origins,

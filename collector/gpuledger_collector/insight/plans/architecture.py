@@ -83,10 +83,10 @@ KNOWN = {
 
 def known(name: str) -> Architecture:
     """The published shape of this name. Raises ValueError naming those that there are."""
-    found = KNOWN.get(name.strip().casefold())
-    if found is None:
+    shape = KNOWN.get(name.strip().casefold())
+    if shape is None:
         raise ValueError(f"{name!r} is none of the architectures known here: {', '.join(KNOWN)}")
-    return found
+    return shape
 
 
 def assumed_from(parameters: float) -> Architecture:

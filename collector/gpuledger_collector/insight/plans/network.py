@@ -192,7 +192,7 @@ def collective(kind: str, size_bytes: float, group: RankGroup, fabric: Fabric, a
 def all_reduce(size_bytes: float, group: RankGroup, fabric: Fabric) -> Collective:
     """The faster of ring and tree, as NCCL chooses."""
     both = (collective(ALL_REDUCE, size_bytes, group, fabric, algorithm) for algorithm in ("ring", "tree"))
-    return min(both, key=lambda one: one.seconds)
+    return min(both, key=lambda result: result.seconds)
 
 
 def data_group(step: TrainingStep, fabric: Fabric) -> RankGroup:
@@ -237,8 +237,8 @@ def _pipeline_seconds(step: TrainingStep, fabric: Fabric) -> float:
     if step.pipeline == 1:
         return 0.0
     link = fabric.inside if step.tensor * step.pipeline <= fabric.node_gpus else fabric.between
-    one = _boundary_bytes(step) / step.tensor / (link.bytes_per_second * fabric.efficiency) + link.ring_hop_seconds
-    return 2 * step.micro_batches * step.chunks * one
+    transfer = _boundary_bytes(step) / step.tensor / (link.bytes_per_second * fabric.efficiency) + link.ring_hop_seconds
+    return 2 * step.micro_batches * step.chunks * transfer
 
 
 def _data_seconds(step: TrainingStep, fabric: Fabric) -> float:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.forecast import Workloads
 from gpuledger_collector.insight.forecast_history import (
     HORIZON_HOURS,
-    HOUR_MS,
     ForecastRecord,
     ForecastScore,
     StoredForecast,

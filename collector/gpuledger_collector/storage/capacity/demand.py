@@ -18,9 +18,9 @@ from sqlalchemy.engine import Connection
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.insight.demand import (
-    HOUR_MS,
     QUEUE_VALID_MS,
     CapacitySpan,
     GroupUsage,
