@@ -799,7 +799,7 @@ CREATE TABLE notification (
     findings JSONB NOT NULL,
     since_ms BIGINT NOT NULL,
     until_ms BIGINT NOT NULL,
-    told_ms BIGINT NOT NULL,
+    notified_ms BIGINT NOT NULL,
     escalated_ms BIGINT,
     acked_ms BIGINT,
     acked_by TEXT DEFAULT '' NOT NULL,

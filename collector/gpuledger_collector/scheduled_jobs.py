@@ -38,7 +38,6 @@ from gpuledger_collector.storage.capacity import queues, scaling
 from gpuledger_collector.storage.capacity.backtests import ForecastStore
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import outbox
-from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.retention import expire_records
 from gpuledger_collector.wiring import (
@@ -48,10 +47,10 @@ from gpuledger_collector.wiring import (
     metering,
     notification_writers,
     now,
+    reclaim_backends,
     retention_days,
     sender,
     tariff,
-    ways,
 )
 
 HOUR_SECONDS = 3_600
@@ -111,7 +110,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
     """Budgets, findings, recommendations and scaling, and the messages about them."""
     settings, database = c.settings, c.database
     spending = SpendingWatch(database)
-    notifications, writers = NotificationStore(database.connect), notification_writers(settings)
+    writers = notification_writers(settings)
     capacity, forecasts = scaling.ScalingStore(lambda: database.engine), ForecastStore(lambda: database.engine)
     write_budget_mail = partial(budget_mail.write, links=ack_links(settings))
     return [
@@ -137,12 +136,14 @@ def _insight_jobs(c: _Context) -> list[Job]:
         Job(
             "notify_findings",
             settings.notification_seconds,
-            lambda: notify_findings(notifications, c.now_ms, writers),
+            lambda: notify_findings(database, c.now_ms, writers),
         ),
         Job(
             "reclaim_idle",
             settings.notification_seconds,
-            lambda: reclaim_idle(notifications, c.now_ms, ways(settings), finding_mail.acted, enabled=settings.actions),
+            lambda: reclaim_idle(
+                database, c.now_ms, reclaim_backends(settings), finding_mail.acted, enabled=settings.actions
+            ),
         ),
         Job(
             "advise_scaling",
@@ -201,7 +202,7 @@ def _tidy(c: _Context) -> None:
     with c.database.connect() as connection:
         delete_old_runs(connection, now())
         for delete_old in (
-            outbox.forget_old,
+            outbox.expire,
             counters.delete_old,
             scaling.forget_old,
             queues.forget_old,

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.remote_write.metering import ScrapeMeter
     from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_collector.jobs.expire import RetentionDays
-    from gpuledger_collector.jobs.notify_findings import Writers
+    from gpuledger_collector.jobs.notify_findings import MailWriters
     from gpuledger_collector.jobs.pack_samples import ArchiveRetention
     from gpuledger_collector.notifications.links import AckLinks
-    from gpuledger_collector.notifications.reclaim import Way
+    from gpuledger_collector.notifications.reclaim import ReclaimBackend
     from gpuledger_collector.notifications.sender import Sender
     from gpuledger_collector.notifications.transport import Transport
-    from gpuledger_collector.notifications.webhooks import Hook
+    from gpuledger_collector.notifications.webhooks import WebhookTransport
     from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
     from gpuledger_collector.storage.database import Database
@@ -346,20 +346,20 @@ def metering(settings: Settings) -> ScrapeMeter:
 
 
 def sender(settings: Settings, opened: Database) -> Sender:
-    """The sender of waiting messages over the ways that the settings name; the others wait for theirs."""
-    from gpuledger_collector.notifications.folder import Folder
+    """Create the sender of waiting messages, with the configured transports; messages of other channels wait."""
+    from gpuledger_collector.notifications.folder import MailFolder
     from gpuledger_collector.notifications.sender import Sender
-    from gpuledger_collector.notifications.smtp import Smtp
+    from gpuledger_collector.notifications.smtp import SmtpTransport
     from gpuledger_collector.settings import read_secret
-    from gpuledger_collector.storage.notifications.outbox import Box
+    from gpuledger_collector.storage.notifications.outbox import Outbox
 
-    ways: dict[str, Transport] = {}
+    transports: dict[str, Transport] = {}
     if settings.mail_dir is not None:
-        ways["mail"] = Folder(settings.mail_dir, settings.mail_from)
+        transports["mail"] = MailFolder(settings.mail_dir, settings.mail_from)
     elif settings.mail_server:
         host, _, port = settings.mail_server.rpartition(":")
         secret = settings.mail_password_file
-        ways["mail"] = Smtp(
+        transports["mail"] = SmtpTransport(
             host.strip("[]"),
             int(port),
             settings.mail_from,
@@ -369,17 +369,17 @@ def sender(settings: Settings, opened: Database) -> Sender:
             None if settings.mail_ca_file is None else str(settings.mail_ca_file),
         )
     if settings.hooks_file is not None:
-        ways |= {channel: hook(settings, channel) for channel in ("slack", "webhook")}
-    return Sender(Box(opened.connect), ways, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
+        transports |= {channel: hook(settings, channel) for channel in ("slack", "webhook")}
+    return Sender(Outbox(opened), transports, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
 
 
-def hook(settings: Settings, channel: str) -> Hook:
+def hook(settings: Settings, channel: str) -> WebhookTransport:
     """The configured hooks of a channel: slack or webhook. Raises SettingsError."""
     from gpuledger_collector.config.hooks import read_hooks
-    from gpuledger_collector.notifications.webhooks import Hook
+    from gpuledger_collector.notifications.webhooks import WebhookTransport
 
     hooks = read_hooks(settings.hooks_file)
-    return Hook(
+    return WebhookTransport(
         channel,
         {name: target.address for name, target in hooks.items()},
         secrets={name: target.secret for name, target in hooks.items() if target.secret is not None},
@@ -387,33 +387,33 @@ def hook(settings: Settings, channel: str) -> Hook:
     )
 
 
-def notification_writers(settings: Settings) -> Writers:
+def notification_writers(settings: Settings) -> MailWriters:
     """How letters are put into words, with links where they are configured."""
-    from gpuledger_collector.jobs.notify_findings import Writers
-    from gpuledger_collector.notifications import finding_mail as finding_mail
+    from gpuledger_collector.jobs.notify_findings import MailWriters
+    from gpuledger_collector.notifications import finding_mail
 
     links = ack_links(settings)
-    return Writers(
+    return MailWriters(
         partial(finding_mail.idle, links=links), partial(finding_mail.anomaly, links=links), finding_mail.summary
     )
 
 
-def ways(settings: Settings) -> Mapping[str, Way]:
-    """Ways to give back what is idle, by what [[action]] calls them. Raises SettingsError."""
-    from gpuledger_collector.notifications.reclaim import ByHook, Kubernetes, Slurm
+def reclaim_backends(settings: Settings) -> Mapping[str, ReclaimBackend]:
+    """Create the backends that reclaim idle GPUs, by their names in [[action]]. Raises SettingsError."""
+    from gpuledger_collector.notifications.reclaim import KubernetesBackend, SlurmBackend, WebhookBackend
     from gpuledger_collector.settings import read_secret
 
-    backends: dict[str, Way] = {"scancel": Slurm()}
+    backends: dict[str, ReclaimBackend] = {"scancel": SlurmBackend()}
     token = settings.kubernetes_token_file
     if settings.kubernetes_api and token is not None:
         ca = settings.kubernetes_ca_file
-        backends["evict"] = Kubernetes(
+        backends["evict"] = KubernetesBackend(
             settings.kubernetes_api,
             lambda: read_secret(token, "kubernetes_token_file"),
             None if ca is None else str(ca),
         )
-    by_hook = hook(settings, "webhook")
-    return backends | {f"webhook:{name}": ByHook(by_hook) for name in by_hook.addresses}
+    transport = hook(settings, "webhook")
+    return backends | {f"webhook:{name}": WebhookBackend(transport) for name in transport.addresses}
 
 
 def ack_links(settings: Settings) -> AckLinks | None:

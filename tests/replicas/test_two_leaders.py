@@ -15,11 +15,10 @@ from fakes.ledger import findings
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import Writers, notify_findings
+from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
-from gpuledger_collector.storage.database import Database, open_connection
-from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
+from gpuledger_collector.storage.database import Database
 
 __all__ = ["findings"]
 LEADERS = 3
@@ -73,8 +72,8 @@ def test_notifications_are_written_once(fleet, findings, run, dsn, tmp_path):
     find_idle(findings, OCTOBER + DAY)
     (tmp_path / "ledger.toml").write_text(CONTACT)
     assert run("apply", tmp_path / "ledger.toml")[0] == 0
-    writers = Writers(finding_mail.idle, finding_mail.anomaly, finding_mail.summary)
-    books = [NotificationStore(lambda: open_connection(dsn, autocommit=True)) for _ in range(LEADERS)]
+    writers = MailWriters(finding_mail.idle, finding_mail.anomaly, finding_mail.summary)
+    books = [Database(dsn) for _ in range(LEADERS)]
     at_once(lambda number: notify_findings(books[number], OCTOBER + DAY + number, writers))
     told = rows(dsn, "SELECT recipient, key, count(*) FROM outbox GROUP BY 1, 2")
     assert len(told) >= 1

@@ -20,7 +20,7 @@ from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import finding_notifications as notifications
 from gpuledger_collector.storage.notifications import links as used
-from gpuledger_collector.storage.notifications.finding_rules import IDLE, MOST_MUTE_DAYS, Notification
+from gpuledger_collector.storage.notifications.finding_rules import IDLE, MAX_ACK_DAYS, Notification
 from gpuledger_common.escapes import escape_text
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -152,7 +152,7 @@ def _notifications(made: APIRouter, links: AckLinks, ledger: Database, clock: Ca
 
     @made.post(NOTIFICATION_PATH, response_class=HTMLResponse)
     def acknowledged(
-        notification: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MOST_MUTE_DAYS)] = 7
+        notification: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MAX_ACK_DAYS)] = 7
     ) -> HTMLResponse:
         """It is meant so for some days, said once by this link; it stands in the audit log."""
         found, name, used_ms = guarded(lambda: known(notification, expires, mac))

@@ -66,7 +66,7 @@ def list_notifications(shape: Form = Shape.table, dsn: Dsn = None, config: Confi
             [
                 (
                     one.id,
-                    format_instant(one.told_ms),
+                    format_instant(one.notified_ms),
                     one.kind,
                     _standing(one, now_ms),
                     one.team,
@@ -79,7 +79,7 @@ def list_notifications(shape: Form = Shape.table, dsn: Dsn = None, config: Confi
         return
     for one, name in found:
         say(
-            f"{one.id:>6}  {format_instant(one.told_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
+            f"{one.id:>6}  {format_instant(one.notified_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
             f"{one.team or '(unattributed)'}  {name}  to {', '.join(one.recipients)}"
         )
 
@@ -93,7 +93,7 @@ def _emit(shape: Shape, columns: Sequence[str], rows: Sequence[Sequence[object]]
 def _standing(one: Notification, now_ms: int) -> str:
     from gpuledger_collector.accounting.period import format_date
 
-    if one.ack_until_ms is not None and one.acknowledged(now_ms):
+    if one.ack_until_ms is not None and one.is_acknowledged(now_ms):
         return f"meant so to {format_date(one.ack_until_ms)}"
     if one.closed_ms is not None:
         return "ended"
@@ -107,22 +107,16 @@ def write(
 ) -> None:
     """Write the letters that are due now, as the collector does on its schedule; with --dry-run, show them."""
     from gpuledger_collector.jobs.notify_findings import notify_findings
-    from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore, Rehearsal
-    from gpuledger_collector.wiring import notification_writers
+    from gpuledger_collector.wiring import notification_writers, now
 
-    chosen = settings(config, dsn)
-    with _opened(dsn, config) as (connect, now_ms):
-        if not dry_run:
-            print(notify_findings(NotificationStore(connect), now_ms, notification_writers(chosen)))
-            return
-        with connect() as connection:
-            rehearsal = Rehearsal(connection)
-            done = notify_findings(rehearsal, now_ms, notification_writers(chosen))
-        for message in rehearsal.put:
-            say(f"To: {message.recipient}")
-            say(f"Subject: {message.content.subject}")
-            print(f"\n{escape_lines(message.content.text)}")
-        print(f"{done} (dry run: nobody is written to)")
+    with database(dsn, config) as opened:
+        writers = notification_writers(settings(config, dsn))
+        report = notify_findings(opened, int(now().timestamp() * 1000), writers, dry_run=dry_run)
+    for message in report.messages if dry_run else ():
+        say(f"To: {message.recipient}")
+        say(f"Subject: {message.content.subject}")
+        print(f"\n{escape_lines(message.content.text)}")
+    print(f"{report} (dry run: nobody is notified)" if dry_run else report)
 
 
 def ack(
@@ -183,11 +177,12 @@ def dry_run(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -
     """Show what would be given back, and since when that is shown; and what is spared, and why. Changes nothing."""
     from gpuledger_collector.accounting.period import HOUR_MS, format_instant
     from gpuledger_collector.jobs.reclaim_idle import candidates
-    from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
+    from gpuledger_collector.storage.notifications import finding_notifications
 
     enabled = settings(config, dsn).actions
-    with _opened(dsn, config) as (connect, now_ms), NotificationStore(connect).unit() as unit:
-        found, shown = candidates(unit, now_ms), {one.key: one for one in unit.shown()}
+    with _opened(dsn, config) as (connect, now_ms), connect() as connection:
+        found = candidates(connection, now_ms)
+        shown = {action.key: action for action in finding_notifications.open_actions(connection)}
     rows = []
     for one in found:
         since_ms = shown[one.key].first_shown_ms if one.key in shown else now_ms
@@ -197,9 +192,9 @@ def dry_run(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -
             (
                 "spared" if one.spared else "shown",
                 one.rule.do,
-                one.holding.team,
-                one.holding.external_id,
-                one.holding.label,
+                one.workload.team,
+                one.workload.external_id,
+                one.workload.label,
                 *when,
                 one.spared,
             )
@@ -221,16 +216,16 @@ def run(dsn: Dsn = None, config: Config = None) -> None:
     """
     from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
     from gpuledger_collector.notifications import finding_mail as finding_mail
-    from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
-    from gpuledger_collector.wiring import ways
+    from gpuledger_collector.wiring import now, reclaim_backends
 
     chosen = settings(config, dsn)
     if not chosen.actions:
         refuse(
             "actions are off: set actions = true in the settings; gpuledger actions dry-run shows what would be done"
         )
-    with _opened(dsn, config) as (connect, now_ms):
-        done = reclaim_idle(NotificationStore(connect), now_ms, ways(chosen), finding_mail.acted, enabled=True)
+    with database(dsn, config) as opened:
+        now_ms = int(now().timestamp() * 1000)
+        done = reclaim_idle(opened, now_ms, reclaim_backends(chosen), finding_mail.acted, enabled=True)
     print(done)
     if done.failed:
         raise typer.Exit(FINDINGS)

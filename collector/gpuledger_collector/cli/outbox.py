@@ -91,7 +91,7 @@ def send(
             return
         done = sender.send_due()
     print(done)
-    if done.again or done.unconfirmed or done.dead:
+    if done.retried or done.unconfirmed or done.dead:
         raise typer.Exit(FINDINGS)
 
 

@@ -42,14 +42,14 @@ from gpuledger_collector.config.fields import (
     whole,
 )
 from gpuledger_collector.config.model import Declaration
-from gpuledger_collector.storage.notifications.delivery_rules import DIGESTS, EVERYBODY, WEEKDAYS, Rules
+from gpuledger_collector.storage.notifications.delivery_rules import DIGESTS, EVERYBODY, WEEKDAYS, DeliveryRules
 from gpuledger_collector.storage.notifications.finding_rules import (
     EVICT,
-    LEAST_MINUTES,
+    MIN_IDLE_MINUTES,
+    RECLAIMABLE_STATES,
     SCANCEL,
-    TOLD_STATES,
-    ActionRule,
     Contact,
+    ReclaimRule,
 )
 from gpuledger_collector.storage.notifications.messages import is_address, is_recipient
 
@@ -57,7 +57,7 @@ USER_FIELDS = ("address", "tag", "domains")
 TEAM_FIELDS = ("recipients", "leads", "after_minutes", "confidence", "escalate_days", "summary", "zone")
 KINDS = ("budget", "idle", "anomaly", "action", "summary")
 MAX_MINUTES = 100 * 1440
-_CONTACT, _ACTION = Contact(""), ActionRule("", "", "")
+_CONTACT, _ACTION = Contact(""), ReclaimRule("", "", "")
 _DOMAIN = matching(r"[a-z0-9-]+(\.[a-z0-9-]+)+", "no domain such as example.com")
 _DO = matching(rf"{SCANCEL}|{EVICT}|webhook:[A-Za-z0-9_-]{{1,60}}", f"not one of {SCANCEL}, {EVICT}, webhook:NAME")
 
@@ -70,8 +70,8 @@ class DeclaredRecipient(Declaration):
 
     address: Text
     digest: Annotated[str, one_of(DIGESTS)] = ""
-    digest_at: Clock = Rules().digest_at
-    digest_on: _Weekday = Rules().digest_on
+    digest_at: Clock = DeliveryRules().digest_at
+    digest_on: _Weekday = DeliveryRules().digest_on
     quiet: QuietHours | None = None
     zone: Zone = "UTC"
     max_per_day: Annotated[int, whole(0, 1000)] | None = None
@@ -87,16 +87,16 @@ class DeclaredRecipient(Declaration):
             raise refusal("bad_recipient", f"{address!r} is no mail address, slack:NAME, webhook:NAME or *")
         return address
 
-    def to_value(self, source: str, position: int) -> tuple[str, Rules]:  # noqa: ARG002
+    def to_value(self, source: str, position: int) -> tuple[str, DeliveryRules]:  # noqa: ARG002
         """The address and its rules."""
-        return self.address, Rules(**{name: getattr(self, name) for name in Rules.__dataclass_fields__})
+        return self.address, DeliveryRules(**{name: getattr(self, name) for name in DeliveryRules.__dataclass_fields__})
 
     @classmethod
-    def from_value(cls, value: tuple[str, Rules]) -> Self:
+    def from_value(cls, value: tuple[str, DeliveryRules]) -> Self:
         """The declaration of the rules of an address."""
         address, rules = value
         return cls.model_construct(
-            address=address, **{name: getattr(rules, name) for name in Rules.__dataclass_fields__}
+            address=address, **{name: getattr(rules, name) for name in DeliveryRules.__dataclass_fields__}
         )
 
 
@@ -111,7 +111,7 @@ class DeclaredContact(Declaration):
     address: Text = Field("", validate_default=True)
     recipients: Recipients = ()
     leads: Recipients = ()
-    after_minutes: Annotated[int, whole(LEAST_MINUTES, MAX_MINUTES)] = _CONTACT.after_minutes
+    after_minutes: Annotated[int, whole(MIN_IDLE_MINUTES, MAX_MINUTES)] = _CONTACT.after_minutes
     confidence: Annotated[int, whole(0, 100)] = _CONTACT.confidence
     escalate_days: Annotated[int, whole(1, 100)] = _CONTACT.escalate_days
     summary: Flag = True
@@ -171,14 +171,14 @@ class DeclaredAction(Declaration):
     name: Text
     team: Name
     do: Annotated[str, _DO]
-    states: Annotated[tuple[Annotated[str, one_of(TOLD_STATES)], ...], AfterValidator(unique)] = _ACTION.states
+    states: Annotated[tuple[Annotated[str, one_of(RECLAIMABLE_STATES)], ...], AfterValidator(unique)] = _ACTION.states
     after_minutes: Annotated[int, whole(60, MAX_MINUTES)] = _ACTION.after_minutes
     notice_minutes: Annotated[int, whole(15, MAX_MINUTES)] = _ACTION.notice_minutes
     dry_run_hours: Annotated[int, whole(1, 1000)] = _ACTION.dry_run_hours
     confidence: Annotated[int, whole(50, 100)] = _ACTION.confidence
     max_per_hour: Annotated[int, whole(1, 1000)] = _ACTION.max_per_hour
 
-    value_type = ActionRule
+    value_type = ReclaimRule
     identity = ("name",)
 
     @field_validator("team")

@@ -1,5 +1,4 @@
-"""Sending what waits in the outbox: mails over SMTP or into a folder, chat and webhooks; each message once.
+"""Mails and messages to people: their content, and their delivery by SMTP, into a folder, to chats and webhooks.
 
-`sender` takes due messages one by one and gives each to the transport of its channel; a transport says how far it got
-in the words of `delivery`.
+`sender` delivers what waits in the outbox; a transport reports whether the other side accepted a message.
 """

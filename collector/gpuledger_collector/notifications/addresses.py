@@ -1,4 +1,4 @@
-"""Whether an address lies in the public network: what a hook may connect to without further permission.
+"""Whether an address is in the public network, to which hooks may connect without further permission.
 
 Python's `ipaddress` has the IANA special-purpose registries as they were when that Python was released, counts what is
 neither private nor listed as global, and changed its mind between patch releases. So its answer is asked, and a table

@@ -1,13 +1,10 @@
-"""A budget's message: one screen of text, the same as HTML, and the drivers as a CSV whose rows add up.
+"""Mails about budgets: one screen of text, the same as HTML, and the drivers as a CSV whose rows add up.
 
-Amounts that were charged are written in the currency's minor unit; estimates are written without it, so that nobody
-takes them for charges.
+Charges are written with the currency's minor units, estimates without, so that nobody takes them for charges.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -23,8 +20,9 @@ from gpuledger_collector.accounting.budgets import (
     percent_of,
     thresholds,
 )
-from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.notifications.templating import environment, named
 from gpuledger_collector.storage.billing.budget_status import IdleNow, News, Status
@@ -33,8 +31,8 @@ from gpuledger_common.escapes import escape_text, neutral
 from gpuledger_common.plurals import plural
 
 PARTS = ("price", "volume", "mix")
-BAR = 30
-"""Characters of the bar in the text."""
+BAR_LENGTH = 30
+"""Characters of a bar in the text."""
 DRIVER_COLUMNS = (
     "workload",
     "user",
@@ -51,34 +49,31 @@ DRIVER_COLUMNS = (
 
 
 def write(news: News, links: AckLinks | None = None) -> Content:
-    """Subject, text, HTML and the drivers' CSV; with `links`, a link to acknowledge."""
+    """Subject, text, HTML and the drivers' CSV; with `links`, a link that acknowledges the alert."""
     status = news.status
-    ack = "" if links is None else links.link(status.budget.id, status.period.start_ms, status.at_ms)
+    ack = "" if links is None else links.budget(status.budget.id, status.period.start_ms, status.at_ms)
     facts = {**_facts(news), "ack": ack}
     text, html = (environment().get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
     return Content(escape_text(subject(news)), text, html, {"drivers.csv": drivers_csv(news)}, ack)
 
 
 def subject(news: News) -> str:
-    """How much, when, and where it goes, in one line."""
+    """How much is spent, when, and where it is heading, in one line."""
     status = news.status
     budget, ahead = status.budget, status.ahead
     share = percent_of(status.spend.cost_micro, budget.amount_micro)
     amount = money_text(budget.amount_micro, budget.currency, 0)
     days = _days(status.period, budget.calendar)
-    said = f"[GPU budget] {budget.name}: {share} % of {amount} on day {_day(status)} of {days}"
+    text = f"[GPU budget] {budget.name}: {share} % of {amount} on day {_day(status)} of {days}"
     if news.escalated:
-        said = f"{said}, not acknowledged"
+        text += ", not acknowledged"
     if news.alert.rule == PACE:
-        said += f", burning at {_pace(status)} % of the even pace"
-    if ahead is None:
-        return said
-    said += f", forecast {_estimate(status, ahead.middle_micro)} ({_range(status)})"
-    return (
-        said
-        if ahead.run_out_ms is None or share >= 100
-        else f"{said}, runs out {_short(ahead.run_out_ms, budget.calendar)}"
-    )
+        text += f", spending at {_pace(status)} % of the even pace"
+    if ahead is not None:
+        text += f", forecast {_estimate(status, ahead.middle_micro)} ({_range(status)})"
+        if ahead.run_out_ms is not None and share < 100:
+            text += f", runs out {_short(ahead.run_out_ms, budget.calendar)}"
+    return text
 
 
 def _facts(news: News) -> dict[str, object]:
@@ -110,7 +105,7 @@ def _verdict(news: News) -> str:
     amount = money_text(budget.amount_micro, budget.currency)
     spent = money_text(status.spend.cost_micro, budget.currency)
     if news.escalated:
-        return f"{who} has spent {spent} of {amount}, and nobody has acknowledged it for {_patience(budget)}."
+        return f"{who} has spent {spent} of {amount}, and nobody has acknowledged it for {_escalation_time(budget)}."
     if alert.rule == ACTUAL and alert.percent >= 100:
         over = money_text(status.spend.cost_micro - budget.amount_micro, budget.currency)
         return f"{who} has spent its whole budget: {spent} of {amount}, {over} over."
@@ -144,7 +139,7 @@ def _rows(news: News) -> list[tuple[str, str]]:
         rows.append(("Forecast", "none: fewer than 5 whole days are rated"))
     if status.pace_percents is not None:
         short, long = status.pace_percents
-        rows.append(("Pace", f"{short} % of even in the last hour, {long} % in the last six"))
+        rows.append(("Pace", f"{short} % of the even pace in the last hour, {long} % in the last six"))
     idle = status.spend.idle_cost_micro
     if idle is not None:
         rows.append(("Held idle", f"{money_text(idle, budget.currency)} of what was spent"))
@@ -164,64 +159,63 @@ def _run_out(status: Status) -> str:
 
 
 def _actions(news: News) -> list[tuple[str, str]]:
-    """What can be done, each with the command that helps ('' where none does)."""
+    """What can be done, each with the command that helps ('' without one)."""
     status = news.status
     budget = status.budget
     first, last = (budget.calendar.date_of(at_ms) for at_ms in (news.after.start_ms, news.after.end_ms))
-    days = f"--from {first} --to {last}"
     level = "workload,user" if budget.owner else "team,project"
-    said = []
+    actions = []
     if status.spend.idle_cost_micro:
         cost = money_text(status.spend.idle_cost_micro, budget.currency)
-        said.append((f"Give back GPUs that are held and idle: they cost {cost} so far", "gpuledger idle"))
-    said += [(_idle_now(one, budget.currency), one.command) for one in news.idle]
-    said.append(("See what each workload cost", f"gpuledger chargeback {days} --by {level}"))
+        actions.append((f"Free GPUs that are held and idle: they cost {cost} so far", "gpuledger idle"))
+    actions += [(_idle_text(workload, budget.currency), workload.command) for workload in news.idle]
+    actions.append(("See what each workload cost", f"gpuledger chargeback --from {first} --to {last} --by {level}"))
     if news.alert.percent >= 100 or news.alert.rule == FORECAST:
-        said.append(("Agree on a larger budget, or on what waits until the next period", ""))
-    said.append(("Say that you know", f"gpuledger budgets ack {shlex.quote(budget.name)}"))
-    return said
+        actions.append(("Agree on a larger budget, or on what waits until the next period", ""))
+    actions.append(("Acknowledge this alert", f"gpuledger budgets ack {shlex.quote(budget.name)}"))
+    return actions
 
 
-def _idle_now(one: IdleNow, currency: str) -> str:
-    cost, day = money_text(one.cost_micro, currency), money_text(one.per_day_micro, currency)
-    return f"{named(one.label, 60)} holds {plural(one.gpus, 'idle GPU')}: {cost} so far, {day} a day"
+def _idle_text(workload: IdleNow, currency: str) -> str:
+    cost, per_day = money_text(workload.cost_micro, currency), money_text(workload.per_day_micro, currency)
+    return f"{named(workload.label, 60)} holds {plural(workload.gpus, 'idle GPU')}: {cost} so far, {per_day} a day"
 
 
 def _data(status: Status) -> list[str]:
-    said = [f"Rated up to {datetime.fromtimestamp(status.known_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC."]
+    lines = [f"Rated up to {datetime.fromtimestamp(status.known_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC."]
     spend = status.spend
     if spend.unpriced_gpu_ns:
-        said.append(f"{_hours(spend.unpriced_gpu_ns)} GPU-hours have no price and are in no amount here.")
+        lines.append(f"{_hours(spend.unpriced_gpu_ns)} GPU-hours have no price and are in no amount here.")
     if spend.other_gpu_ns:
-        said.append(f"{_hours(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount here.")
+        lines.append(f"{_hours(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount here.")
     if status.ahead is not None:
-        said.append(
+        lines.append(
             f"The forecast is an estimate from {plural(status.ahead.days_of_history, 'day')} of charges by weekday; "
             "its range is how far the same rule was off on them."
         )
-    return said
+    return lines
 
 
 def _why(news: News) -> str:
     status, alert = news.status, news.alert
-    also = "".join(f" and {other.percent} %" for other in news.also)
-    rule = {ACTUAL: "spent", FORECAST: "forecast", PACE: "pace"}[alert.rule]
     name = status.budget.name
-    said = f"You are a recipient of budget {name}, which tells of {rule} at {alert.percent} %{also}, once."
-    following = _following(status, alert)
     if news.escalated:
-        patience = _patience(status.budget)
-        said = f"You are told when budget {name} is spent and nobody acknowledges it within {patience}, once."
-    return f"{said} {following}"
+        hours = _escalation_time(status.budget)
+        text = f"You are notified once when budget {name} is spent and nobody acknowledges it within {hours}."
+    else:
+        percents = " and ".join(f"{crossed.percent} %" for crossed in (alert, *news.also))
+        rule = {ACTUAL: "spending", FORECAST: "the forecast", PACE: "the pace"}[alert.rule]
+        text = f"You are a recipient of budget {name}, and are notified once when {rule} reaches {percents}."
+    return f"{text} {_following(status, alert)}"
 
 
-def _patience(budget: Budget) -> str:
+def _escalation_time(budget: Budget) -> str:
     hours = budget.terms.escalate_hours
     return "a day" if hours == 24 else plural(hours, "hour")
 
 
 def _following(status: Status, alert: Alert) -> str:
-    fired = {(one.rule, one.percent) for one in status.alerts if one.fired_ms is not None}
+    fired = {(other.rule, other.percent) for other in status.alerts if other.fired_ms is not None}
     fired.add((alert.rule, alert.percent))
     left = [(rule, percent) for rule, percent in thresholds(status.budget.terms) if (rule, percent) not in fired]
     if not left:
@@ -230,86 +224,78 @@ def _following(status: Status, alert: Alert) -> str:
 
 
 def _windows(news: News) -> str:
-    """Which days are compared, and how far the ledger knows days to compare with."""
+    """Which days are compared, and whether the ledger has enough days to compare with."""
     calendar = news.status.budget.calendar
     after = _span(news.after, calendar)
     if news.before is None:
-        return f"{after}; nothing to compare with: the ledger knows no whole day before"
-    said = f"{after} against {_span(news.before, calendar)}"
-    return f"{said}, as far back as the ledger knows" if news.shortened else said
+        return f"{after}; there is no whole day before to compare with"
+    text = f"{after} compared with {_span(news.before, calendar)}"
+    return f"{text}, as far back as the ledger goes" if news.shortened else text
 
 
 def _changes(news: News, currency: str) -> dict[str, object]:
-    """Drivers in minor units, rounded together: what is shown adds up, down each column and along each row."""
+    """Drivers in minor units, rounded together so that columns and rows add up."""
     drivers, digits = news.drivers, minor_digits(currency)
     changes = to_minor_units([driver.change_micro for driver in drivers], digits)
-    split = [_parts(driver, change, digits) for driver, change in zip(drivers, changes, strict=True)]
+    splits = [_parts(driver, change, digits) for driver, change in zip(drivers, changes, strict=True)]
     since = "since the last mail" if news.since_mail else "since the period began"
 
     def signed(units: int) -> str:
-        return _signed(units, currency)
+        text = _signed(units, currency)
+        return text.removeprefix("+") if news.before is None else text
 
+    rows = [_driver_row(*row, signed) for row in zip(drivers, changes, splits, strict=True)]
     if news.before is None:
-
-        def plain(units: int) -> str:
-            return signed(units).removeprefix("+")
-
-        shown = [{**_driver(*one, plain), "parts": []} for one in zip(drivers, changes, split, strict=True)]
-        return {"drivers": shown, "change": plain(sum(changes)), "parts": None, "heading": f"Where it went {since}"}
+        rows = [{**row, "parts": []} for row in rows]
+    totals = {name: signed(sum(split[index] for split in splits)) for index, name in enumerate(PARTS)}
     return {
-        "heading": f"What changed {since}",
-        "drivers": [_driver(*one, signed) for one in zip(drivers, changes, split, strict=True)],
+        "heading": f"{'Where it went' if news.before is None else 'What changed'} {since}",
+        "drivers": rows,
         "change": signed(sum(changes)),
-        "parts": {name: signed(sum(parts[at] for parts in split)) for at, name in enumerate(PARTS)},
+        "parts": None if news.before is None else totals,
     }
 
 
 def _parts(driver: Driver, change: int, digits: int) -> list[int]:
-    """Price, volume and mix in minor units; what rounding leaves goes to the largest."""
+    """Price, volume and mix in minor units; the largest takes the rounding difference."""
     micros = [driver.price_micro, driver.volume_micro, driver.mix_micro]
     units = to_minor_units(micros, digits)
-    units[max(range(len(PARTS)), key=lambda at: abs(micros[at]))] += change - sum(units)
+    units[max(range(len(PARTS)), key=lambda index: abs(micros[index]))] += change - sum(units)
     return units
 
 
-def _driver(driver: Driver, change: int, parts: Sequence[int], signed: Callable[[int], str]) -> dict[str, object]:
+def _driver_row(driver: Driver, change: int, parts: Sequence[int], signed: Callable[[int], str]) -> dict[str, object]:
     name, user, project = (*driver.label, "", "", "")[:3]
-    said = [f"{what} {signed(units)}" for what, units in zip(PARTS, parts, strict=True) if units]
+    texts = [f"{part} {signed(units)}" for part, units in zip(PARTS, parts, strict=True) if units]
     return {
         "name": name,
         "place": ", ".join(part for part in (user, project, driver.model) if part),
         "change": signed(change),
-        "parts": said or ["no change"],
+        "parts": texts or ["no change"],
     }
 
 
 def drivers_csv(news: News) -> str:
-    """The drivers in major units to the micro-unit; each row's parts and the rows themselves add up exactly.
+    """The drivers in major units to the micro-unit; the parts of each row and the rows add up exactly.
 
-    Cells are empty where there is nothing to compare with.
+    Without days to compare with only what was spent is known, and the other cells are empty.
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(DRIVER_COLUMNS)
+    rows = []
     for driver in news.drivers:
         label = [neutral(cell) for cell in (*driver.label, "", "", "")[:3]]
-        amounts = (
+        amounts = [
             driver.before_micro,
             driver.after_micro,
             driver.change_micro,
             driver.price_micro,
             driver.volume_micro,
             driver.mix_micro,
-        )
-        # Without days to compare with, only what was spent is known.
-        cells = ["", _exact(driver.after_micro), *[""] * 4] if news.before is None else map(_exact, amounts)
-        writer.writerow([*label, neutral(driver.model), *cells, news.status.budget.currency])
-    return out.getvalue()
-
-
-def _exact(micro: int) -> str:
-    sign = "-" if micro < 0 else ""
-    return f"{sign}{abs(micro) // MICRO}.{abs(micro) % MICRO:06d}"
+        ]
+        cells = [exact(micro) for micro in amounts]
+        if news.before is None:
+            cells = ["", exact(driver.after_micro), *[""] * 4]
+        rows.append([*label, neutral(driver.model), *cells, news.status.budget.currency])
+    return csv_text(DRIVER_COLUMNS, rows)
 
 
 def _signed(units: int, currency: str) -> str:
@@ -337,8 +323,8 @@ def _pace(status: Status) -> str:
 
 
 def _bar(percent: int) -> str:
-    full = min(percent, 100) * BAR // 100
-    return f"[{'#' * full}{'.' * (BAR - full)}] {percent} %"
+    full = min(percent, 100) * BAR_LENGTH // 100
+    return f"[{'#' * full}{'.' * (BAR_LENGTH - full)}] {percent} %"
 
 
 def _day(status: Status) -> int:
@@ -365,6 +351,6 @@ def _long(at_ms: int, calendar: Calendar) -> str:
 
 
 def _span(period: Period, calendar: Calendar) -> str:
-    """The days of a period, first and last."""
+    """The first and last day of a period."""
     first, last = (_short(at_ms, calendar) for at_ms in (period.start_ms, max(period.end_ms - 1, period.start_ms)))
     return first if last == first else f"{first} to {last}"

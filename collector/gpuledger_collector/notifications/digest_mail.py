@@ -1,50 +1,47 @@
-"""A digest: one message that tells of several, each with its first words; all of their texts are attached, whole."""
+"""A digest: one mail for several messages, each with its first paragraph; their full texts are attached."""
 
 from __future__ import annotations
 
-from gpuledger_collector.notifications.templating import CALM, Block, Page, day, instant, named
-from gpuledger_collector.storage.notifications.delivery_rules import Digest, Told, counted_kinds
+from gpuledger_collector.notifications.templating import CALM, MailBlock, MailPage, day, instant, named
+from gpuledger_collector.storage.notifications.delivery_rules import Digest, DigestEntry, count_kinds
 from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.plurals import plural
 
-SHOWN = 30
-"""Messages that are told one by one; the others are counted, and attached like all."""
+MAX_SHOWN = 30
+"""Messages that are shown one by one; the others are only counted and attached."""
 RULE = "-" * 78
 
 
 def write(digest: Digest) -> Content:
-    """Subject, text, HTML, and `messages.txt` with every word of what it tells of."""
-    told = digest.messages
-    count = plural(len(told), "message")
-    span = f"{day(told[0].made_ms, digest.zone)} to {day(told[-1].made_ms, digest.zone)}"
-    if day(told[0].made_ms, digest.zone) == day(told[-1].made_ms, digest.zone):
-        span = day(told[0].made_ms, digest.zone)
-    kinds = ", ".join(f"{number} {kind}" for kind, number in counted_kinds(told))
-    rest = len(told) - SHOWN
-    notes = [f"{plural(rest, 'more message')} stand in messages.txt."] if rest > 0 else []
-    page = Page(
-        subject=f"[GPU Ledger] {count} of {span}: {kinds}",
-        verdict=f"{count} of {span}, told in one: {kinds}.",
-        blocks=[_block(one, digest.zone) for one in told[:SHOWN]],
-        why="You asked for a digest, or for no more than so many messages a day ([[recipient]]): nothing was left out, "
-        "and messages.txt has each of them whole.",
+    """Subject, text, HTML, and `messages.txt` with the full text of every message."""
+    messages, zone = digest.messages, digest.zone
+    first, last = day(messages[0].made_ms, zone), day(messages[-1].made_ms, zone)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in count_kinds(messages))
+    summary = f"{plural(len(messages), 'message')} of {first if first == last else f'{first} to {last}'}"
+    hidden = len(messages) - MAX_SHOWN
+    return MailPage(
+        subject=f"[GPU Ledger] {summary}: {kinds}",
+        verdict=f"{summary} in one mail: {kinds}.",
+        blocks=[_block(message, zone) for message in messages[:MAX_SHOWN]],
+        why="You asked for a digest, or for a limit of messages a day ([[recipient]]). Nothing was left out: "
+        "messages.txt has the full text of each.",
         tone=CALM,
-        notes=notes,
-        attachments={"messages.txt": "\n".join(_whole(one, digest.zone) for one in told)},
-    )
-    return page.content()
+        notes=[f"{plural(hidden, 'more message')} in messages.txt."] if hidden > 0 else [],
+        attachments={"messages.txt": "\n".join(_full_text(message, zone) for message in messages)},
+    ).content()
 
 
-def _block(one: Told, zone: str) -> Block:
-    first = one.text.strip().split("\n\n", 1)[0].replace("\n", " ")
-    return Block(
-        named(one.subject, 200),
-        instant(one.made_ms, zone),
+def _block(message: DigestEntry, zone: str) -> MailBlock:
+    paragraph = message.text.strip().split("\n\n", 1)[0].replace("\n", " ")
+    return MailBlock(
+        named(message.subject, 200),
+        instant(message.made_ms, zone),
         (),
-        [(named(first, 400), "")] if first else [],
-        ("Answer it", one.link) if one.link else None,
+        [(named(paragraph, 400), "")] if paragraph else [],
+        ("Respond", message.link) if message.link else None,
     )
 
 
-def _whole(one: Told, zone: str) -> str:
-    return f"{RULE}\n{named(one.subject, 400)}\n{instant(one.made_ms, zone)}\n{RULE}\n{one.text.rstrip()}\n"
+def _full_text(message: DigestEntry, zone: str) -> str:
+    head = f"{RULE}\n{named(message.subject, 400)}\n{instant(message.made_ms, zone)}\n{RULE}"
+    return f"{head}\n{message.text.rstrip()}\n"

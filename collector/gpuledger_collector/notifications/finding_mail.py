@@ -1,28 +1,27 @@
-"""Notifications about idle GPUs, about spending that stands out, and the sum of a week, as the people get them.
+"""Mails about idle GPUs, anomalous spending, reclaimed GPUs and a team's week.
 
-A letter to an owner is a colleague's: what is idle, since when, by what evidence, what it costs, the one command that
-gives it back, and the one link that says that it is meant so. It accuses nobody.
+A mail to an owner is written like a colleague's: what is idle and since when, by which readings, what it costs, the one
+command that frees it, and the one link that says that it is intended. It accuses nobody.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.notifications.templating import (
     BAD,
     CALM,
     WARN,
-    Block,
-    Page,
+    MailBlock,
+    MailPage,
     date,
     day,
     instant,
@@ -31,291 +30,298 @@ from gpuledger_collector.notifications.templating import (
 )
 from gpuledger_collector.storage.notifications.finding_rules import (
     LINK_MS,
-    Action,
-    AnomalyNews,
-    Card,
-    Holding,
-    IdleNews,
+    AnomalyNotice,
+    IdleAccelerator,
+    IdleNotice,
+    IdleWorkload,
+    ReclaimAction,
     Section,
-    SummaryNews,
-    Wasted,
-    give_back,
+    WastedUsage,
+    WeeklySummary,
+    reclaim_command,
 )
 from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.escapes import neutral
 from gpuledger_common.plurals import plural
 
 KINDS = {"slurm": "Slurm job", "kubernetes": "pod", "container": "container", "process": "process"}
-STATES = {"never_used": "never used since it was given", "gone_idle": "worked, and then stopped working"}
+STATES = {"never_used": "never used since the job got it", "gone_idle": "was used, then went idle"}
 GIB = 2**30
-SHOWN_CARDS = 8
-SHOWN_ROWS = 10
+MAX_ACCELERATORS = 8
+MAX_ROWS = 10
 CAUSES = (
     "If it should be working: the usual causes are code that never moves to the GPU, a session that was left open, "
     "and a job that waits for its input or for one of its workers."
 )
 NO_PRICE = "no price is known"
+INTENDED = "This is intended"
 STORM = "storm"
-"""State of an episode that its runs told (jobs.find_anomalies)."""
+"""State of a spending episode that was found from its runs (jobs.find_anomalies)."""
+ANOMALY_CAUSES = {
+    "price": "a rate changed",
+    "usage": "it uses more",
+    "both": "it uses more, and a rate changed",
+    STORM: "one job is started again and again",
+}
+READINGS = (
+    ("utilization_ratio", "utilization {:.0%}"),
+    ("sm_active_ratio", "SM activity {:.0%}"),
+    ("memory_used_bytes", "{:.1f} GiB of memory held"),
+    ("power_watts", "{:.0f} W"),
+)
+CSV_COLUMNS = (
+    "workload",
+    "user",
+    "node",
+    "gpu",
+    "accelerator",
+    "state",
+    "since_ms",
+    "until_ms",
+    "cost",
+    "per_day",
+    "currency",
+)
 
 
-def idle(news: IdleNews, links: AckLinks | None = None) -> Content:
-    """To the owner, or, with `news.told_ms`, to those above."""
-    cards = sum(len(section.holding.cards) for section in news.sections)
-    cost, more = _sums([section.holding for section in news.sections])
-    what = _subject_of(news.sections)
-    since = instant(min(section.holding.since_ms for section in news.sections))
-    has = "has" if cards == 1 else "have"
-    subject = f"[GPU idle] {what}: {plural(cards, 'GPU')} idle since {since}" + (f", {more} a day" if more else "")
-    money = f"{cost} so far, {more} a day" if cost else NO_PRICE
-    verdict = f"{plural(cards, 'GPU')} of {what} {has} done nothing since {since}: {money}."
+def idle(notice: IdleNotice, links: AckLinks | None = None) -> Content:
+    """The mail about idle GPUs, to the owner, or with `notice.notified_ms` to the leads."""
+    workloads = [section.workload for section in notice.sections]
+    gpus = plural(sum(len(workload.accelerators) for workload in workloads), "GPU")
+    cost, per_day = _costs(workloads)
+    subject_name = named(workloads[0].label, 60) if len(workloads) == 1 else f"{len(workloads)} workloads"
+    since = instant(min(workload.since_ms for workload in workloads))
+    subject = f"[GPU idle] {subject_name}: {gpus} idle since {since}" + (f", {per_day} a day" if per_day else "")
+    have = "has" if gpus == "1 GPU" else "have"
+    money = f"{cost} so far, {per_day} a day" if cost else NO_PRICE
     intro = [CAUSES]
-    if news.told_ms is not None:
-        subject = f"{subject}, nobody answered"
-        told = ", ".join(news.told_to) or "its people"
+    if notice.notified_ms is not None:
+        subject = f"{subject}, no response"
+        people = ", ".join(notice.notified) or "The owner"
         intro = [
-            f"{told} was told on {instant(news.told_ms)}, and has neither given them back nor said that it is meant so."
+            f"{people} was notified on {instant(notice.notified_ms)}, and has neither freed the GPUs nor said that "
+            "this is intended."
         ]
-    elif not news.to_owner:
-        intro = ["No address of their owner is known, so it is told to the team.", CAUSES]
-    page = Page(
+    elif not notice.to_owner:
+        intro = ["No address of the owner is known, so this mail goes to the team.", CAUSES]
+    return MailPage(
         subject=subject,
-        verdict=verdict,
-        blocks=[_block(section, news, links) for section in news.sections],
-        why=_why(news, links),
-        tone=BAD if news.told_ms is not None else WARN,
+        verdict=f"{gpus} of {subject_name} {have} been idle since {since}: {money}.",
+        blocks=[_workload_block(section, notice, links) for section in notice.sections],
+        why=_why(notice, links),
+        tone=BAD if notice.notified_ms is not None else WARN,
         intro=intro,
-        actions=[("See every idle GPU of yours and its evidence", "gpuledger idle --now")],
-        notes=[_known(news.sections), _sure()],
-        attachments={"idle.csv": idle_csv(news.sections)},
-    )
-    return page.content()
+        actions=[("See all your idle GPUs and their evidence", "gpuledger idle --now")],
+        notes=[
+            _coverage(workloads),
+            "Confidence: how often pauses that had lasted as long continued for another half hour on this fleet.",
+        ],
+        attachments={"idle.csv": idle_csv(notice.sections)},
+    ).content()
 
 
-def _subject_of(sections: Sequence[Section]) -> str:
-    holding = sections[0].holding
-    if len(sections) > 1:
-        return f"{len(sections)} workloads"
-    return named(holding.label, 60)
+def _costs(workloads: Iterable[IdleWorkload]) -> tuple[str, str]:
+    """Cost so far, and of a further day; empty without a price."""
+    costs: dict[str, int] = {}
+    days: dict[str, int] = {}
+    for workload in workloads:
+        for currency, micro, per_day in workload.money():
+            costs[currency] = costs.get(currency, 0) + micro
+            days[currency] = days.get(currency, 0) + per_day
+    return _sum_text(costs), _sum_text(days)
 
 
-def _sums(holdings: Sequence[Holding]) -> tuple[str, str]:
-    """What they cost so far, and for a further day; empty where no price is known."""
-    cost: dict[str, int] = {}
-    more: dict[str, int] = {}
-    for holding in holdings:
-        for currency, micro, per_day in holding.money():
-            cost[currency] = cost.get(currency, 0) + micro
-            more[currency] = more.get(currency, 0) + per_day
-    said = [" and ".join(money_text(sums[one], one) for one in sorted(sums)) for sums in (cost, more)]
-    return said[0], said[1]
+def _sum_text(sums: Mapping[str, int]) -> str:
+    return " and ".join(money_text(sums[currency], currency) for currency in sorted(sums))
 
 
-def _block(section: Section, news: IdleNews, links: AckLinks | None) -> Block:
-    holding = section.holding
-    kind = KINDS.get(holding.kind, holding.kind)
-    who = f", {named(holding.user, 60)}" if holding.user else ""
-    idle_cards = f"{len(holding.cards)} of its {plural(max(holding.held, len(holding.cards)), 'GPU')}"
-    cost, more = _sums([holding])
+def _workload_block(section: Section, notice: IdleNotice, links: AckLinks | None) -> MailBlock:
+    workload = section.workload
+    accelerators = workload.accelerators
+    kind = KINDS.get(workload.kind, workload.kind)
+    user = f", {named(workload.user, 60)}" if workload.user else ""
+    held = plural(max(workload.held, len(accelerators)), "GPU")
+    cost, per_day = _costs([workload])
+    states = sorted({STATES.get(each.finding.state, each.finding.state) for each in accelerators})
     rows = [
-        ("Idle", f"{idle_cards}: {_places(holding.cards)}"),
-        ("Since", f"{instant(holding.since_ms)}, for {lasting(holding.until_ms - holding.since_ms)}"),
-        ("Why", "; ".join(sorted({STATES.get(card.finding.state, card.finding.state) for card in holding.cards}))),
-        ("Seen", _evidence(holding.cards)),
-        ("Cost", f"{cost} so far, {more} for each day more" if cost else NO_PRICE),
-        ("How sure", f"{round(holding.confidence * 100)} % of such pauses last on"),
+        ("Idle", f"{len(accelerators)} of its {held}: {_places(accelerators)}"),
+        ("Since", f"{instant(workload.since_ms)}, for {lasting(workload.until_ms - workload.since_ms)}"),
+        ("Why", "; ".join(states)),
+        ("Readings", _readings(accelerators)),
+        ("Cost", f"{cost} so far, {per_day} for each further day" if cost else NO_PRICE),
+        ("Confidence", f"{round(workload.confidence * 100)} % of such pauses continue"),
     ]
     link = None
     if links is not None:
-        link = ("It is meant so", links.notification(section.notification_id, news.at_ms + LINK_MS))
-    return Block(named(holding.label), f"{kind} {named(holding.external_id, 60)}{who}", rows, _commands(holding), link)
+        link = (INTENDED, links.notification(section.notification_id, notice.at_ms + LINK_MS))
+    place = f"{kind} {named(workload.external_id, 60)}{user}"
+    return MailBlock(named(workload.label), place, rows, _commands(workload), link)
 
 
-def _commands(holding: Holding) -> list[tuple[str, str]]:
-    command = give_back(holding)
-    if command:
-        count = len(holding.cards)
-        said = [("Give it back" if count == 1 else f"Give all {count} back", command)]
-        if holding.kind == "kubernetes":
-            said.append(("A controller may start the pod again: scale it down instead where it has one.", ""))
-        return said
-    if not holding.whole:
-        return [("The others work, so nothing is to be ended: ask for fewer GPUs the next time.", "")]
-    return []
+def _commands(workload: IdleWorkload) -> list[tuple[str, str]]:
+    command = reclaim_command(workload)
+    if not command:
+        others_work = "The other GPUs are busy, so nothing should be ended: ask for fewer GPUs next time."
+        return [] if workload.is_entirely_idle else [(others_work, "")]
+    count = len(workload.accelerators)
+    commands = [("Free it" if count == 1 else f"Free all {count}", command)]
+    if workload.kind == "kubernetes":
+        commands.append(("A controller may start the pod again: if it has one, scale that down instead.", ""))
+    return commands
 
 
-def _places(cards: Sequence[Card]) -> str:
+def _places(accelerators: Sequence[IdleAccelerator]) -> str:
     """`n07 GPU 0, 1, 2; n08 GPU 4 (NVIDIA H100)`."""
     nodes: dict[str, list[str]] = {}
-    for card in sorted(cards, key=lambda one: (one.node, one.gpu_index or 0, one.finding.subject))[:SHOWN_CARDS]:
-        place = nodes.setdefault(named(card.node, 60), [])
-        place.append(card.finding.subject if card.gpu_index is None else str(card.gpu_index))
-    said = "; ".join(f"{node} GPU {', '.join(numbers)}".strip() for node, numbers in nodes.items())
-    more = len(cards) - SHOWN_CARDS
-    models = ", ".join(sorted({card.model for card in cards if card.model}))
-    return said + (f" and {more} more" if more > 0 else "") + (f" ({models})" if models else "")
+    ordered = sorted(accelerators, key=lambda each: (each.node, each.gpu_index or 0, each.finding.subject))
+    for accelerator in ordered[:MAX_ACCELERATORS]:
+        index = accelerator.finding.subject if accelerator.gpu_index is None else str(accelerator.gpu_index)
+        nodes.setdefault(named(accelerator.node, 60), []).append(index)
+    text = "; ".join(f"{node} GPU {', '.join(indexes)}".strip() for node, indexes in nodes.items())
+    hidden = len(accelerators) - MAX_ACCELERATORS
+    models = ", ".join(sorted({accelerator.model for accelerator in accelerators if accelerator.model}))
+    return text + (f" and {hidden} more" if hidden > 0 else "") + (f" ({models})" if models else "")
 
 
-def _evidence(cards: Sequence[Card]) -> str:
-    """Means over the cards of what was read while it lasted; what nobody read is left out, never 0."""
-    said = []
-    for name, form in (
-        ("utilization_ratio", "utilisation {:.0%}"),
-        ("sm_active_ratio", "SM activity {:.0%}"),
-        ("memory_used_bytes", "{:.1f} GiB of memory held"),
-        ("power_watts", "{:.0f} W"),
-    ):
-        values = [card.finding.evidence[name] for card in cards if card.finding.evidence.get(name) is not None]
+def _readings(accelerators: Sequence[IdleAccelerator]) -> str:
+    """Mean readings over the accelerators; a metric that nobody measured is left out, never 0."""
+    texts = []
+    for name, template in READINGS:
+        evidence = [accelerator.finding.evidence.get(name) for accelerator in accelerators]
+        values = [value for value in evidence if value is not None]
         if values:
             mean = sum(values) / len(values)
-            said.append(form.format(mean / GIB if name == "memory_used_bytes" else mean).replace("%", " %"))
-    each = " each" if len(cards) > 1 else ""
-    return ", ".join(said) + each if said else "no reading but that nothing ran"
+            texts.append(template.format(mean / GIB if name == "memory_used_bytes" else mean).replace("%", " %"))
+    each = " each" if len(accelerators) > 1 else ""
+    return ", ".join(texts) + each if texts else "none, except that no process ran"
 
 
-def _known(sections: Sequence[Section]) -> str:
-    seen = instant(min(section.holding.until_ms for section in sections))
-    unpriced = sum(card.finding.cost_micro is None for section in sections for card in section.holding.cards)
-    less = f" {plural(unpriced, 'GPU')} without a price: in no amount here." if unpriced else ""
+def _coverage(workloads: Sequence[IdleWorkload]) -> str:
+    seen = instant(min(workload.until_ms for workload in workloads))
+    unpriced = sum(each.finding.cost_micro is None for workload in workloads for each in workload.accelerators)
+    missing = f" {plural(unpriced, 'GPU')} without a price: in no amount here." if unpriced else ""
     return (
-        f"Seen up to {seen}.{less} Cost is the idle time at the rates in force. Warm replicas of services, short "
-        "pauses and time without data are never told."
+        f"Seen up to {seen}.{missing} Cost is the idle time at the rates in force. Warm replicas of services, short "
+        "pauses and time without data are never reported."
     )
 
 
-def _sure() -> str:
-    return "How sure: how often pauses that lasted as long went on for another half hour, here."
-
-
-def _why(news: IdleNews, links: AckLinks | None) -> str:
-    if news.told_ms is not None:
-        return f"You lead the team, and are told once when nobody answers for {plural(news.escalate_days, 'day')}."
-    said = "You are told of each such episode once."
-    if news.escalate_days:
-        said += f" If nobody answers within {plural(news.escalate_days, 'day')}, the team's lead is told."
+def _why(notice: IdleNotice, links: AckLinks | None) -> str:
+    days = plural(notice.escalate_days, "day")
+    if notice.notified_ms is not None:
+        return f"You lead the team, and are notified once when nobody responds for {days}."
+    text = "You are notified of each such episode once."
+    if notice.escalate_days:
+        text += f" If nobody responds within {days}, the team's lead is notified."
     if links is not None:
-        said += f" The button serves until {instant(news.at_ms + LINK_MS)}; opening its page changes nothing."
-    else:
-        numbers = " or ".join(
-            f"`gpuledger notifications ack {section.notification_id}`" for section in news.sections[:3]
-        )
-        said += f" To say that it is meant so: {numbers}."
-    return said
+        return f"{text} The button works until {instant(notice.at_ms + LINK_MS)}; opening its page changes nothing."
+    commands = (f"`gpuledger notifications ack {section.notification_id}`" for section in notice.sections[:3])
+    return f"{text} To say that it is intended: {' or '.join(commands)}."
 
 
 def idle_csv(sections: Sequence[Section]) -> str:
-    """Every accelerator with its money to the micro-unit; cells are no formulas."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        [
-            "workload",
-            "user",
-            "node",
-            "gpu",
-            "accelerator",
-            "state",
-            "since_ms",
-            "until_ms",
-            "cost",
-            "per_day",
-            "currency",
-        ]
-    )
-    for section in sections:
-        for card in section.holding.cards:
-            one = card.finding
-            writer.writerow(
-                [
-                    neutral(section.holding.label),
-                    neutral(section.holding.user),
-                    neutral(card.node),
-                    "" if card.gpu_index is None else card.gpu_index,
-                    neutral(one.subject),
-                    one.state,
-                    one.since_ms,
-                    one.until_ms,
-                    _exact(one.cost_micro),
-                    _exact(one.per_day_micro),
-                    one.currency or "",
-                ]
+    """Every accelerator with its cost to the micro-unit; no cell is a formula."""
+    return csv_text(
+        CSV_COLUMNS,
+        (
+            (
+                neutral(section.workload.label),
+                neutral(section.workload.user),
+                neutral(accelerator.node),
+                "" if accelerator.gpu_index is None else accelerator.gpu_index,
+                neutral(accelerator.finding.subject),
+                accelerator.finding.state,
+                accelerator.finding.since_ms,
+                accelerator.finding.until_ms,
+                exact(accelerator.finding.cost_micro),
+                exact(accelerator.finding.per_day_micro),
+                accelerator.finding.currency or "",
             )
-    return out.getvalue()
+            for section in sections
+            for accelerator in section.workload.accelerators
+        ),
+    )
 
 
-def _exact(micro: int | None) -> str:
-    if micro is None:
-        return ""
-    return f"{'-' if micro < 0 else ''}{abs(micro) // MICRO}.{abs(micro) % MICRO:06d}"
-
-
-def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
-    """Spending that stands out: what it comes to, and which workloads moved it."""
-    one, evidence = news.finding, news.finding.evidence
-    currency = one.currency or ""
-    change = money_text(one.cost_micro or 0, currency)
-    more = (one.cost_micro or 0) >= 0
+def anomaly(notice: AnomalyNotice, links: AckLinks | None = None) -> Content:
+    """The mail about anomalous spending: what it comes to, and which workloads caused it."""
+    finding, evidence = notice.finding, notice.finding.evidence
+    cost = finding.cost_micro or 0
     # A storm of short runs, or a dearer rate in a quiet week, may cost less than the hours before.
-    said = f"{money_text(abs(one.cost_micro or 0), currency)} {'more' if more else 'less'}"
-    who = named(one.subject, 80)
-    if one.state == STORM:  # its money is that of the one job, and the team as a whole may have spent less
+    change = f"{money_text(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
+    who = named(finding.subject, 80)
+    if finding.state == STORM:  # the cost is that of the one job; the team as a whole may have spent less
         who = f"{named(str(evidence['workloads'][0]), 60)} of {who}"
-    since = instant(one.since_ms)
-    why = {
-        "price": "a rate changed",
-        "usage": "it uses more",
-        "both": "it uses more, and a rate changed",
-        STORM: "one job is started again and again",
-    }
-    verdict = f"{who} has spent {said} than {_before(evidence)} since {since}: {why.get(one.state, one.state)}."
+    since = instant(finding.since_ms)
+    days_before = int(evidence.get("days_before", 7))
+    before = "a week" if days_before == 7 else plural(days_before, "day")
+    reason = ANOMALY_CAUSES.get(finding.state, finding.state)
+    verdict = f"{who} has spent {change} than in the same hours {before} before since {since}: {reason}."
     if evidence.get("cause"):
         verdict += f" It looks like {_cause_text(evidence)}."
-    parts = [int(evidence.get(f"{name}_micro", 0)) for name in ("price", "volume", "mix")]
-    rows = [
-        ("Since", since),
-        ("Seen up to", instant(one.until_ms)),
-        ("Change", change),
-        *(
-            (name, said)
-            for name, said in zip(("Price", "Volume", "Mix"), _amounts(parts, currency), strict=True)
-            if said != money_text(0, currency)
-        ),
-        *([("A day more", money_text(one.per_day_micro or 0, currency))] if more else []),
-        ("How sure", _how_sure(one)),
-    ]
-    blocks = [Block(f"Spending of {who}", "", rows, (), _anomaly_link(news, links))]
-    moved = evidence.get("drivers", [])
-    drivers = [
-        (named(str(row["workload"]), 60) + (f" ({row['model']})" if row.get("model") else ""), amount)
-        for row, amount in zip(moved, _amounts([int(row["change_micro"]) for row in moved], currency), strict=True)
-    ]
-    if drivers:
-        blocks.append(Block("What moved it", "The changes add up to the whole, in price, volume and mix.", drivers))
-    if evidence.get("rates"):
-        rates = [
-            (f"{row['model']} in {row['pool']}", f"{row['before']} before, {row['now']} now")
-            for row in evidence["rates"]
-        ]
-        blocks.append(Block("Rates that changed", "", rates))
-    page = Page(
-        subject=f"[GPU spending] {who}: {said} than usual since {since}",
+    why = "You are notified of each such episode once, while it is still cheap."
+    link = None
+    if links is not None:
+        link = (INTENDED, links.notification(notice.notification_id, notice.at_ms + LINK_MS))
+    else:
+        why += f" To say that it is intended: `gpuledger notifications ack {notice.notification_id}`."
+    return MailPage(
+        subject=f"[GPU spending] {who}: {change} than usual since {since}",
         verdict=verdict,
-        blocks=blocks,
-        why="You are told of each such episode once, while it is still cheap." + _or_command(news, links),
-        tone=BAD if more else CALM,
+        blocks=[MailBlock(f"Spending of {who}", "", _anomaly_rows(finding), (), link), *_anomaly_blocks(finding)],
+        why=why,
+        tone=BAD if cost >= 0 else CALM,
         actions=[("See the hours and the workloads", "gpuledger anomalies")],
-        notes=["Amounts are exact; that it stands out is an estimate. Time without data is never counted as a saving."],
-    )
-    return page.content()
+        notes=["Amounts are exact; that they are unusual is an estimate. Time without data never counts as a saving."],
+    ).content()
 
 
-def _how_sure(one: Finding) -> str:
-    """What the confidence of an episode is made of: its flagged hours, or nothing that was measured."""
-    if one.state == STORM:
-        return f"{round(one.confidence * 100)} %, a guess: told by its runs, not by its money"
-    if "highest_score" not in one.evidence:
-        return f"{round(one.confidence * 100)} %, a guess: told within minutes, before its hours are whole"
-    return f"{round(one.confidence * 100)} % of its hours stand out"
+def _anomaly_rows(finding: Finding) -> list[tuple[str, str]]:
+    currency = finding.currency or ""
+    rows = [
+        ("Since", instant(finding.since_ms)),
+        ("Seen up to", instant(finding.until_ms)),
+        ("Change", money_text(finding.cost_micro or 0, currency)),
+    ]
+    names = ("Price", "Volume", "Mix")
+    parts = [int(finding.evidence.get(f"{name.lower()}_micro", 0)) for name in names]
+    for name, amount in zip(names, _amounts(parts, currency), strict=True):
+        if amount != money_text(0, currency):
+            rows.append((name, amount))
+    if (finding.cost_micro or 0) >= 0:
+        rows.append(("Further day", money_text(finding.per_day_micro or 0, currency)))
+    rows.append(("Confidence", _confidence_text(finding)))
+    return rows
+
+
+def _anomaly_blocks(finding: Finding) -> list[MailBlock]:
+    """What moved the cost, and rates that changed; without any of them no block."""
+    evidence, blocks = finding.evidence, []
+    drivers = evidence.get("drivers", [])
+    amounts = _amounts([int(driver["change_micro"]) for driver in drivers], finding.currency or "")
+    changes = [
+        (named(str(driver["workload"]), 60) + (f" ({driver['model']})" if driver.get("model") else ""), amount)
+        for driver, amount in zip(drivers, amounts, strict=True)
+    ]
+    if changes:
+        blocks.append(MailBlock("What changed", "The changes in price, volume and mix add up to the total.", changes))
+    rates = [
+        (f"{rate['model']} in {rate['pool']}", f"{rate['before']} before, {rate['now']} now")
+        for rate in evidence.get("rates", [])
+    ]
+    if rates:
+        blocks.append(MailBlock("Rates that changed", "", rates))
+    return blocks
+
+
+def _confidence_text(finding: Finding) -> str:
+    """What the confidence of an episode means: its share of flagged hours, or a guess."""
+    percent = f"{round(finding.confidence * 100)} %"
+    if finding.state == STORM:
+        return f"{percent}, a guess: found from its runs, not from its cost"
+    if "highest_score" not in finding.evidence:
+        return f"{percent}, a guess: found within minutes, before an hour was complete"
+    return f"{percent} of its hours are unusual"
 
 
 def _cause_text(evidence: Mapping[str, Any]) -> str:
@@ -325,107 +331,80 @@ def _cause_text(evidence: Mapping[str, Any]) -> str:
     return f"{article.get(kind, 'a ' + kind)}: {named(str(evidence.get('sentence', '')), 400)}"
 
 
-def _before(evidence: Mapping[str, Any]) -> str:
-    days = int(evidence.get("days_before", 7))
-    return "in the same hours a week before" if days == 7 else f"in the same hours {plural(days, 'day')} before"
-
-
-def _anomaly_link(news: AnomalyNews, links: AckLinks | None) -> tuple[str, str] | None:
-    return None if links is None else ("It is meant so", links.notification(news.notification_id, news.at_ms + LINK_MS))
-
-
-def _or_command(news: AnomalyNews, links: AckLinks | None) -> str:
-    return (
-        ""
-        if links is not None
-        else f" To say that it is meant so: `gpuledger notifications ack {news.notification_id}`."
-    )
-
-
-def acted(action: Action, holding: Holding | None) -> Content:
-    """What was done, to those who were told that it would be."""
-    name = named(str(action.target.get("name") or action.target.get("workload", "")), 60)
-    cost = "" if holding is None else _sums([holding])[0]
-    rows = [("Workload", f"{name} ({named(str(action.target.get('workload', '')), 60)})"), ("Done", action.what)]
-    if cost:
+def acted(action: ReclaimAction, workload: IdleWorkload | None) -> Content:
+    """The mail about a workload that was ended, to those who had been notified before."""
+    external_id = str(action.target.get("workload", ""))
+    name = named(str(action.target.get("name") or external_id), 60)
+    rows = [("Workload", f"{name} ({named(external_id, 60)})"), ("Done", action.what)]
+    if workload is not None and (cost := _costs([workload])[0]):
         rows.append(("It had cost", cost))
-    page = Page(
-        subject=f"[GPU idle] {name} was ended: its GPUs did nothing",
-        verdict=f"{name} was ended because its GPUs had done nothing for long, and nobody said that it is meant so.",
-        blocks=[Block("What was done", "", rows)],
-        why="Your team opted in to this ([[action]]); you were told of it before. The audit log has it.",
+    return MailPage(
+        subject=f"[GPU idle] {name} was ended: its GPUs were idle",
+        verdict=f"{name} was ended because its GPUs had been idle for long and nobody said that this is intended.",
+        blocks=[MailBlock("What was done", "", rows)],
+        why="Your team opted in to this ([[action]]), and you were notified before. It is in the audit log.",
         tone=BAD,
         actions=[("See what else would be ended, and when", "gpuledger actions dry-run")],
-    )
-    return page.content()
+    ).content()
 
 
-def summary(news: SummaryNews) -> Content:
-    """A team's week in one screen."""
-    team = named(news.team, 80) or "(unattributed)"
-    span = f"{day(news.start_ms, news.zone)} to {day(news.end_ms - 1, news.zone)}"
-    hours = sum(one.gpu_ns for one in news.wasted)
-    cost: dict[str, int] = {}
-    for one in news.wasted:
-        if one.currency is not None and one.cost_micro is not None:
-            cost[one.currency] = cost.get(one.currency, 0) + one.cost_micro
-    money = " and ".join(money_text(cost[one], one) for one in sorted(cost)) or NO_PRICE
-    going = [one for one in news.wasted if one.goes_on]
+def summary(week: WeeklySummary) -> Content:
+    """The mail about a team's week, on one screen."""
+    team = named(week.team, 80) or "(unattributed)"
+    span = f"{day(week.start_ms, week.zone)} to {day(week.end_ms - 1, week.zone)}"
+    hours = f"{_hours(sum(usage.gpu_ns for usage in week.wasted))} GPU-hours"
+    costs: dict[str, int] = {}
+    for usage in week.wasted:
+        if usage.currency is not None and usage.cost_micro is not None:
+            costs[usage.currency] = costs.get(usage.currency, 0) + usage.cost_micro
+    cost = _sum_text(costs) or NO_PRICE
+    handled = f"{week.ended} ended since, {week.acknowledged} intended"
     rows = [
-        ("Idle", f"{_hours(hours)} GPU-hours of {plural(len(news.wasted), 'workload')}"),
-        ("Cost", money),
-        ("Told", f"{plural(news.told, 'episode')}: {news.gave_back} ended since, {news.acknowledged} meant so"),
-        ("Goes on", plural(len(going), "workload")),
+        ("Idle", f"{hours} of {plural(len(week.wasted), 'workload')}"),
+        ("Cost", cost),
+        ("Notified", f"{plural(week.notified, 'episode')}: {handled}"),
+        ("Ongoing", plural(sum(usage.ongoing for usage in week.wasted), "workload")),
     ]
-    rest = news.wasted[SHOWN_ROWS:]
-    shown = _together(news.wasted)
-    top = [_week_row(one, shown[at]) for at, one in enumerate(news.wasted[:SHOWN_ROWS])]
-    if rest:
-        top.append((f"{len(rest)} others", f"{_hours(sum(one.gpu_ns for one in rest))} GPU-hours"))
-    notes = []
-    if news.unreachable:
-        notes.append(
-            "Nobody could be told of the GPUs of "
-            + ", ".join(named(one, 40) for one in news.unreachable[:20])
-            + ": give their addresses in [[contact]]."
-        )
-    page = Page(
-        subject=f"[GPU idle] {team}, {span}: {_hours(hours)} GPU-hours idle, {money}",
-        verdict=f"{team} held {_hours(hours)} GPU-hours that did nothing, {span}: {money}.",
-        blocks=[Block("The week", "", rows), Block("The dearest", "", top)],
+    dearest = [_week_row(*pair) for pair in zip(week.wasted, _week_costs(week.wasted), strict=True)][:MAX_ROWS]
+    if rest := week.wasted[MAX_ROWS:]:
+        dearest.append((f"{len(rest)} others", f"{_hours(sum(usage.gpu_ns for usage in rest))} GPU-hours"))
+    notes = ["GPU-hours and cost are of this week alone, at the rates that were in force."]
+    if week.unreachable:
+        users = ", ".join(named(user, 40) for user in week.unreachable[:20])
+        notes.insert(0, f"Nobody could be notified of the GPUs of {users}: add their addresses in [[contact]].")
+    dates = f"--from {date(week.start_ms, week.zone)} --to {date(week.end_ms, week.zone)}"
+    option = f" --team {shlex.quote(week.team)}" if week.team else ""
+    return MailPage(
+        subject=f"[GPU idle] {team}, {span}: {hours} idle, {cost}",
+        verdict=f"{team} held {hours} that were idle, {span}: {cost}.",
+        blocks=[MailBlock("The week", "", rows), MailBlock("The dearest", "", dearest)],
         why="You lead the team, and get this on the first day of each week ([[contact]] summary = false ends it).",
         tone=CALM,
-        actions=[
-            (
-                "See all of them",
-                f"gpuledger idle --from {date(news.start_ms, news.zone)} --to {date(news.end_ms, news.zone)}"
-                + (f" --team {shlex.quote(news.team)}" if news.team else ""),
-            )
-        ],
-        notes=[*notes, "GPU-hours and cost are of this week alone, at the rates that were in force."],
-    )
-    return page.content()
+        actions=[("See all of them", f"gpuledger idle {dates}{option}")],
+        notes=notes,
+    ).content()
 
 
-def _together(wasted: Sequence[Wasted]) -> list[str]:
-    """Amounts in minor units, rounded together for each currency: those shown add up to the sum that is shown."""
-    said = [NO_PRICE] * len(wasted)
-    for currency in {one.currency for one in wasted if one.currency is not None}:
-        places = [at for at, one in enumerate(wasted) if one.currency == currency]
-        for at, amount in zip(places, _amounts([wasted[at].cost_micro or 0 for at in places], currency), strict=True):
-            said[at] = amount
-    return said
+def _week_costs(wasted: Sequence[WastedUsage]) -> list[str]:
+    """Costs rounded together by currency, so that the rows shown add up to the total shown."""
+    texts = [NO_PRICE] * len(wasted)
+    for currency in {usage.currency for usage in wasted if usage.currency is not None}:
+        indexes = [index for index, usage in enumerate(wasted) if usage.currency == currency]
+        amounts = _amounts([wasted[index].cost_micro or 0 for index in indexes], currency)
+        for index, amount in zip(indexes, amounts, strict=True):
+            texts[index] = amount
+    return texts
 
 
 def _amounts(micros: Sequence[int], currency: str) -> list[str]:
-    """Parts of one sum as people read them, rounded together: what is shown adds up to the sum that is shown."""
+    """Parts of a total as people read them, rounded together so that they add up to the total shown."""
     digits = minor_digits(currency)
     return [money_text(unit * MICRO // 10**digits, currency) for unit in to_minor_units(micros, digits)]
 
 
-def _week_row(one: Wasted, cost: str) -> tuple[str, str]:
-    name = named(one.label, 40) + (f" ({named(one.user, 30)})" if one.user else "")
-    return name, f"{_hours(one.gpu_ns)} GPU-hours, {cost}" + (", goes on" if one.goes_on else "")
+def _week_row(usage: WastedUsage, cost: str) -> tuple[str, str]:
+    name = named(usage.label, 40) + (f" ({named(usage.user, 30)})" if usage.user else "")
+    return name, f"{_hours(usage.gpu_ns)} GPU-hours, {cost}" + (", ongoing" if usage.ongoing else "")
 
 
 def _hours(gpu_ns: int) -> str:

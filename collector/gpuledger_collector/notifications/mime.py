@@ -1,4 +1,4 @@
-"""A message as RFC 5322 bytes: the same message is the same bytes, whoever writes them and whenever."""
+"""A message as RFC 5322 bytes; the same message always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from email.message import EmailMessage
 from gpuledger_collector.storage.notifications.messages import Message, digest_of, is_address
 from gpuledger_common.escapes import escape_lines, escape_text
 
-LONGEST_SUBJECT = 200
+MAX_SUBJECT = 200
 POLICY = email.policy.SMTP.clone(cte_type="7bit")
 
 
-def one_line(text: str, longest: int = LONGEST_SUBJECT) -> str:
-    """Text that is safe in a header: what is not seen is an escape, and what is too long ends in an ellipsis."""
+def one_line(text: str, longest: int = MAX_SUBJECT) -> str:
+    """Text that is safe in a header: invisible characters are escaped, and long text ends in an ellipsis."""
     cleaned = " ".join(escape_text(text).split())
     return cleaned if len(cleaned) <= longest else cleaned[: longest - 1] + "…"
 
@@ -25,9 +25,9 @@ def message_id(digest: str, sender: str) -> str:
 
 
 def compose(message: Message, sender: str) -> EmailMessage:
-    """The mail: text, HTML beside it, files attached. Raises ValueError for a recipient that is no address."""
+    """The mail with text, HTML and attachments. Raises ValueError when the recipient is not an address."""
     if not is_address(message.recipient):
-        raise ValueError(f"{message.recipient!r} is no mail address")
+        raise ValueError(f"{message.recipient!r} is not a mail address")
     mail = EmailMessage(policy=POLICY)
     mail["From"] = email.utils.formataddr(("GPU Ledger", sender))
     mail["To"] = message.recipient

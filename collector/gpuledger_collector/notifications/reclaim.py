@@ -1,7 +1,7 @@
-"""Ways to give back what is idle: Slurm's scancel, an eviction by Kubernetes, a webhook that does it.
+"""Backends that reclaim idle GPUs: Slurm's scancel, an eviction by Kubernetes, or a webhook.
 
-Each can be asked whether its work is done already, so that one who ended in the middle is followed by one who asks
-first: what is done is done once. None of them acts on a workload that is no longer the one that was judged.
+Each can be asked whether a workload is gone already, so that an action is done once even when a process ended in the
+middle of it. None of them touches a workload that is no longer the one that was found idle.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
-from gpuledger_collector.notifications.transport import NotKnown, NotTaken
-from gpuledger_collector.notifications.webhooks import Hook
-from gpuledger_collector.storage.notifications.finding_rules import Action
+from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted
+from gpuledger_collector.notifications.webhooks import WebhookTransport
+from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
-LONGEST_ANSWER = 1 << 20
+MAX_ANSWER = 1 << 20
 _JOB = re.compile(r"\d{1,10}(_\d{1,10})?")
 _GONE = frozenset(
     {
@@ -40,59 +40,59 @@ _GONE = frozenset(
 )
 
 
-class NotDone(Exception):
-    """It was not done. `permanent`: nor will it ever be by asking again."""
+class NotReclaimed(Exception):
+    """A workload was not reclaimed; when `permanent`, trying again cannot help."""
 
     def __init__(self, sentence: str, *, permanent: bool = False) -> None:
         super().__init__(sentence)
         self.permanent = permanent
 
 
-class Way(Protocol):
-    """One way to give back what a workload holds."""
+class ReclaimBackend(Protocol):
+    """Ends idle workloads of one kind."""
 
-    def gone(self, action: Action) -> bool:
-        """Whether the workload is gone, or is going. Raises NotDone when that cannot be told."""
+    def is_gone(self, action: ReclaimAction) -> bool:
+        """Whether the workload has ended or is ending. Raises NotReclaimed when that is unknown."""
 
-    def act(self, action: Action) -> str:
-        """Give it back; what was done, in a sentence. Raises NotDone."""
+    def reclaim(self, action: ReclaimAction) -> str:
+        """End the workload and return what was done, in a sentence. Raises NotReclaimed."""
 
 
 @dataclass(frozen=True)
-class Slurm:
-    """`scancel` and `squeue` of this machine; a job of another user than the one that was judged is left alone."""
+class SlurmBackend:
+    """Runs `scancel` and `squeue` on this machine; a job of another user than the idle one is left alone."""
 
     scancel: str = "scancel"
     squeue: str = "squeue"
     environment: Mapping[str, str] | None = None
     timeout_s: float = 30.0
 
-    def gone(self, action: Action) -> bool:
-        """By squeue: a job that it does not know has ended."""
+    def is_gone(self, action: ReclaimAction) -> bool:
+        """Ask squeue; a job that it does not know has ended."""
         job, user = self._job(action), str(action.target.get("user", ""))
-        done = self._run(self.squeue, "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%u")
-        if done.returncode != 0:
-            if "Invalid job id" in done.stderr:
+        result = self._run(self.squeue, "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%u")
+        if result.returncode != 0:
+            if "Invalid job id" in result.stderr:
                 return True
-            raise NotDone(f"squeue: {_first(done.stderr)}")
-        rows = [line.strip().split("|") for line in done.stdout.splitlines() if line.strip()]
+            raise NotReclaimed(f"squeue: {_first_line(result.stderr)}")
+        rows = [line.strip().split("|") for line in result.stdout.splitlines() if line.strip()]
         others = {row[1] for row in rows if len(row) == 2} - {user}
         if user and others:
-            raise NotDone(f"job {job} is {', '.join(sorted(others))}'s, not {user}'s: left alone", permanent=True)
+            raise NotReclaimed(f"job {job} is {', '.join(sorted(others))}'s, not {user}'s: left alone", permanent=True)
         return all(row[0] in _GONE for row in rows)
 
-    def act(self, action: Action) -> str:
+    def reclaim(self, action: ReclaimAction) -> str:
         """Cancel the job."""
         job = self._job(action)
-        done = self._run(self.scancel, job)
-        if done.returncode != 0 and "Invalid job id" not in done.stderr:
-            raise NotDone(f"scancel: {_first(done.stderr)}")
+        result = self._run(self.scancel, job)
+        if result.returncode != 0 and "Invalid job id" not in result.stderr:
+            raise NotReclaimed(f"scancel: {_first_line(result.stderr)}")
         return f"scancel {job}"
 
-    def _job(self, action: Action) -> str:
+    def _job(self, action: ReclaimAction) -> str:
         job = str(action.target.get("workload", ""))
         if not _JOB.fullmatch(job):
-            raise NotDone(f"{job!r} is no Slurm job id", permanent=True)
+            raise NotReclaimed(f"{job!r} is no Slurm job id", permanent=True)
         return job
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -109,42 +109,43 @@ class Slurm:
                 errors="replace",
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotDone(f"{command[0]}: {_first(str(error))}") from error
+            raise NotReclaimed(f"{command[0]}: {_first_line(str(error))}") from error
 
 
 @dataclass(frozen=True)
-class Kubernetes:
-    """Evictions (policy/v1) at an API server; disruption budgets are kept, and the pod's UID must be the judged one."""
+class KubernetesBackend:
+    """Evicts pods (policy/v1); disruption budgets are respected, and the pod's UID must be that of the idle one."""
 
     address: str
     token: Callable[[], str] = field(repr=False)
     ca_file: str | None = None
     timeout_s: float = 20.0
 
-    def gone(self, action: Action) -> bool:
-        """Whether the pod of this UID is not there any more, or is ending."""
+    def is_gone(self, action: ReclaimAction) -> bool:
+        """Whether the pod with this UID no longer exists, or is ending."""
         status, answer = self._ask("GET", _pod(action), None)
         if status == 404:
             return True
         if status != 200:
-            raise NotDone(f"the API server answered {status} {_said(answer)}")
-        facts = answer.get("metadata", {})
-        return facts.get("uid") != action.target["uid"] or bool(facts.get("deletionTimestamp"))
+            raise NotReclaimed(f"the API server answered {status} {_reason(answer)}")
+        metadata = answer.get("metadata", {})
+        return metadata.get("uid") != action.target["uid"] or bool(metadata.get("deletionTimestamp"))
 
-    def act(self, action: Action) -> str:
+    def reclaim(self, action: ReclaimAction) -> str:
         """Evict the pod."""
-        space, name, uid = (str(action.target.get(key, "")) for key in ("namespace", "pod", "uid"))
+        namespace, name, uid = (str(action.target.get(key, "")) for key in ("namespace", "pod", "uid"))
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
-            "metadata": {"name": name, "namespace": space},
+            "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         status, answer = self._ask("POST", f"{_pod(action)}/eviction", body)
         if status in (200, 201, 404):
-            return f"evicted {space}/{name}"
-        # 429: a disruption budget says not now. 409: another pod bears the name.
-        raise NotDone(f"the API server answered {status} {_said(answer)}", permanent=status in (400, 403, 409, 422))
+            return f"evicted {namespace}/{name}"
+        # 429: a disruption budget forbids it now. 409: another pod has the name.
+        permanent = status in (400, 403, 409, 422)
+        raise NotReclaimed(f"the API server answered {status} {_reason(answer)}", permanent=permanent)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(self.address)
@@ -158,51 +159,51 @@ class Kubernetes:
                 method, parts.path.rstrip("/") + path, None if body is None else json.dumps(body), headers
             )
             answer = connection.getresponse()
-            text = answer.read(LONGEST_ANSWER)
+            text = answer.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException) as error:
-            raise NotDone(f"the API server at {parts.netloc} gave no answer ({error})") from error
+            raise NotReclaimed(f"the API server at {parts.netloc} gave no answer ({error})") from error
         finally:
             connection.close()
         try:
-            found = json.loads(text)
+            content = json.loads(text)
         except ValueError:
-            found = {}
-        return answer.status, found if isinstance(found, dict) else {}
+            content = {}
+        return answer.status, content if isinstance(content, dict) else {}
 
 
-def _pod(action: Action) -> str:
-    space, name = (quote(str(action.target.get(key, "")), safe="") for key in ("namespace", "pod"))
-    if not (space and name and action.target.get("uid")):
-        raise NotDone("namespace, name or UID of the pod is not known", permanent=True)
-    return f"/api/v1/namespaces/{space}/pods/{name}"
+def _pod(action: ReclaimAction) -> str:
+    namespace, name = (quote(str(action.target.get(key, "")), safe="") for key in ("namespace", "pod"))
+    if not (namespace and name and action.target.get("uid")):
+        raise NotReclaimed("namespace, name or UID of the pod is not known", permanent=True)
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
-def _said(answer: Mapping[str, Any]) -> str:
-    return _first(str(answer.get("message", "")))
+def _reason(answer: Mapping[str, Any]) -> str:
+    return _first_line(str(answer.get("message", "")))
 
 
 @dataclass(frozen=True)
-class ByHook:
-    """A configured webhook is asked to do it; the same Idempotency-Key tells it that it was asked before."""
+class WebhookBackend:
+    """Asks a configured webhook to do it; the Idempotency-Key identifies repeated requests."""
 
-    hook: Hook
+    transport: WebhookTransport
 
-    def gone(self, _action: Action) -> bool:
+    def is_gone(self, _action: ReclaimAction) -> bool:
         """Only the other side can know: it is asked again under the same key."""
         return False
 
-    def act(self, action: Action) -> str:
-        """Ask once."""
-        said = {"do": "give_back", "team": action.team, **action.target}
-        content = Content(f"Give back {action.target.get('workload', '')}", json.dumps(said, sort_keys=True))
-        # No instant of now: a repeat is the same message.
+    def reclaim(self, action: ReclaimAction) -> str:
+        """Post the request."""
+        request = {"do": "give_back", "team": action.team, **action.target}
+        content = Content(f"Give back {action.target.get('workload', '')}", json.dumps(request, sort_keys=True))
+        # Without the current time, so that a repeated request is the same message.
         message = Message(action.key, "action", action.what, content, action.first_shown_ms, 0)
         try:
-            self.hook.deliver(message, lambda: None)
-        except (NotTaken, NotKnown) as error:
-            raise NotDone(str(error), permanent=isinstance(error, NotTaken) and error.permanent) from error
-        return f"{action.what} took it"
+            self.transport.deliver(message, lambda: None)
+        except (NotAccepted, DeliveryUnknown) as error:
+            raise NotReclaimed(str(error), permanent=isinstance(error, NotAccepted) and error.permanent) from error
+        return f"{action.what} accepted it"
 
 
-def _first(text: str) -> str:
-    return text.strip().partition("\n")[0][:200] or "said nothing"
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:200] or "no output"

@@ -1,8 +1,8 @@
 """Mail over SMTP (RFC 5321), with STARTTLS or TLS, and a login.
 
-The whole text is sent before the message counts as handed over; what completes it is the lone dot alone. So a sender
-that dies before the dot left no mail, and one that dies after it left one: between `hand_over` and the dot lie a few
-microseconds, and only in them can a mail be lost, never doubled.
+The whole text is sent before the message counts as handed over; only the final dot completes it. A sender that dies
+before the dot has sent no mail, one that dies after it has sent one. Only in the microseconds between `hand_over` and
+the dot can a mail be lost, and never doubled.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from gpuledger_collector.notifications.mime import compose
-from gpuledger_collector.notifications.transport import NotKnown, NotTaken, OnStep, no_step
+from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted, OnStep, no_step
 from gpuledger_collector.storage.notifications.messages import Message
 
 _LEADING_DOT = re.compile(rb"(?m)^\.")
 
 
 @dataclass(frozen=True)
-class Smtp:
-    """A mail server. `security` is starttls, tls or none; `password` reads the secret anew for each login."""
+class SmtpTransport:
+    """A mail server. `security` is starttls, tls or none; `password` reads the secret for each login."""
 
     host: str
     port: int
@@ -36,23 +36,23 @@ class Smtp:
     repeatable: bool = field(default=False, kw_only=True)
 
     def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
-        """Send one mail. Raises NotTaken or NotKnown."""
+        """Send one mail. Raises NotAccepted or DeliveryUnknown."""
         try:
             text = bytes(compose(message, self.sender))
         except ValueError as error:
-            raise NotTaken(str(error), permanent=True) from error
+            raise NotAccepted(str(error), permanent=True) from error
         on_step("composed")
         with self._session() as session:
             on_step("connected")
             try:
-                _expect(session.mail(self.sender), 250, about_us=True)
+                _expect(session.mail(self.sender), 250, is_about_us=True)
                 on_step("sender_named")
                 _expect(session.rcpt(message.recipient), 250, 251)
                 on_step("recipient_named")
                 _expect(session.docmd("data"), 354)
                 session.send(_LEADING_DOT.sub(b"..", text.rstrip(b"\r\n")) + b"\r\n")
             except (smtplib.SMTPException, OSError) as error:
-                raise NotTaken(_sentence(error), unreachable=True) from error
+                raise NotAccepted(_sentence(error), unreachable=True) from error
             on_step("text_sent")
             hand_over()
             on_step("handing_over")
@@ -62,18 +62,18 @@ class Smtp:
         try:
             session.send(b".\r\n")
             on_step("dot_sent")
-            code, said = session.getreply()
+            reply = session.getreply()
         except (smtplib.SMTPException, OSError) as error:
-            raise NotKnown(f"the mail server gave no answer to a whole mail ({_sentence(error)})") from error
+            raise DeliveryUnknown(f"no answer of the mail server to a complete mail ({_sentence(error)})") from error
         on_step("taken")
-        _expect((code, said), 250)
+        _expect(reply, 250)
 
     @contextmanager
     def _session(self) -> Iterator[smtplib.SMTP]:
         try:
             session = self._open()
         except (smtplib.SMTPException, OSError) as error:
-            raise NotTaken(f"{self.host}:{self.port}: {_sentence(error)}", unreachable=True) from error
+            raise NotAccepted(f"{self.host}:{self.port}: {_sentence(error)}", unreachable=True) from error
         try:
             yield session
         finally:
@@ -98,14 +98,16 @@ class Smtp:
         return session
 
 
-def _expect(reply: tuple[int, bytes], *wanted: int, about_us: bool = False) -> None:
-    """A refusal of this mail with 5xx is permanent; one of ourselves can be cured in the settings."""
-    code, said = reply
+def _expect(reply: tuple[int, bytes], *wanted: int, is_about_us: bool = False) -> None:
+    """Raise NotAccepted for another code: 5xx is permanent, unless it is about us, which settings can fix."""
+    code, answer = reply
     if code not in wanted:
-        text = said.decode("ascii", "replace").replace("\n", " ")[:200]
-        away = about_us or code in {421, -1}
-        raise NotTaken(
-            f"the mail server said {code} {text}", permanent=not away and 500 <= code < 600, unreachable=away
+        text = answer.decode("ascii", "replace").replace("\n", " ")[:200]
+        unreachable = is_about_us or code in {421, -1}
+        raise NotAccepted(
+            f"the mail server answered {code} {text}",
+            permanent=not unreachable and 500 <= code < 600,
+            unreachable=unreachable,
         )
 
 

@@ -1,4 +1,4 @@
-"""How messages are written: the templates, lines of one width, and a page of blocks that most messages are."""
+"""Templates of mails: paragraphs of one width, and a page of blocks that most mails consist of."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.escapes import escape_lines, escape_text
 
 WIDTH = 78
-"""Characters of a line of text."""
+"""Characters in a line of text."""
 NO_BREAK = "\u00a0"
 _CODE = re.compile(r"`([^`]+)`")
 BAD, WARN, CALM = "#b42318", "#b54708", "#175cd3"
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One thing that a message tells of: rows of facts, commands that help, and a link to answer."""
+class MailBlock:
+    """One subject of a mail: rows of facts, commands that help, and a link to respond."""
 
     title: str
     place: str = ""
     rows: Sequence[tuple[str, str]] = ()
     commands: Sequence[tuple[str, str]] = ()
-    """(what it does, the command or '')"""
+    """(label, command or '')"""
     link: tuple[str, str] | None = None
-    """(its words, its address)"""
+    """(label, address)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A message of blocks: one sentence that says it all, the blocks, what can be done, and why it came."""
+class MailPage:
+    """A mail of blocks: one sentence that summarizes it, the blocks, what can be done, and why it was sent."""
 
     subject: str
     verdict: str
-    blocks: Sequence[Block]
+    blocks: Sequence[MailBlock]
     why: str
     tone: str = WARN
     intro: Sequence[str] = ()
@@ -52,7 +52,7 @@ class Page:
     attachments: dict[str, str] = field(default_factory=dict)
 
     def content(self) -> Content:
-        """Text and HTML of it; its link, where it has one block with one."""
+        """Render text and HTML; the content has a link when exactly one block has one."""
         links = [block.link[1] for block in self.blocks if block.link is not None]
         text, html = (environment().get_template(f"page.{kind}").render(page=self) for kind in ("txt", "html"))
         return Content(escape_text(self.subject), text, html, self.attachments, links[0] if len(links) == 1 else "")
@@ -60,67 +60,65 @@ class Page:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The templates; a name that is not given stops them."""
-    made = Environment(
+    """The templates; an undefined name is an error."""
+    templates = Environment(
         loader=PackageLoader("gpuledger_collector.notifications"),
         autoescape=select_autoescape(("html",)),
-        finalize=shown,
+        finalize=finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["filled"] = filled
-    made.filters["together"] = together
-    made.filters["coded"] = coded
-    return made
+    templates.filters |= {"filled": filled, "together": together, "coded": coded}
+    return templates
 
 
 class Lines(str):
-    """A text of several lines that is as it is to be shown."""
+    """A text of several lines that needs no more escaping."""
 
     __slots__ = ()
 
 
-def shown(value: Any) -> Any:
-    """What a template writes: texts in one line, with what is not seen as escapes; paragraphs are so already."""
+def finalize(value: Any) -> Any:
+    """Escape a value in a template: texts become one line with visible escapes; paragraphs are escaped already."""
     if isinstance(value, Lines):
         return value
     if isinstance(value, Markup):
-        return Markup(escape_lines(value))  # noqa: S704 - markup before, and no sign of markup is added
+        return Markup(escape_lines(value))  # noqa: S704 - it was markup, and no markup is added
     return escape_text(value) if isinstance(value, str) else value
 
 
 def filled(text: str, indent: str = "") -> Lines:
-    """A paragraph in lines of WIDTH; words, and amounts with their unit, are kept whole."""
-    made = textwrap.fill(
+    """A paragraph in lines of WIDTH; words, and amounts with their unit, are not broken."""
+    paragraph = textwrap.fill(
         together(escape_text(text)).replace(NO_BREAK, "\0"),
         WIDTH,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return Lines(made.replace("\0", " "))
+    return Lines(paragraph.replace("\0", " "))
 
 
 def together(text: str) -> str:
-    """Amounts and percents that no line break parts from their unit."""
+    """Text whose amounts and percents are not separated from their unit by a line break."""
     return re.sub(r"(?<=\d) (?=%|[A-Z]{3}\b)|(?<=\b[A-Z]{3}) (?=-?\d)", NO_BREAK, text)
 
 
 def coded(text: str) -> Markup:
-    """A sentence of ours in HTML: what stands between backticks as code, all else escaped."""
+    """A sentence in HTML: text between backticks as code, everything else escaped."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
 
 
-def named(text: str, longest: int = 120) -> str:
-    """A name that users gave, fit to be shown: one line, nothing unseen, not endless."""
-    said = " ".join(escape_text(text).split())
-    return said if len(said) <= longest else said[: longest - 1] + "…"
+def named(text: str, max_length: int = 120) -> str:
+    """A name that users gave, safe to show: one line, no invisible characters, not longer than `max_length`."""
+    line = " ".join(escape_text(text).split())
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
 def instant(at_ms: int, zone: str = "UTC") -> str:
-    """`21 Nov, 03:10 UTC`, on the clock of a zone."""
+    """`21 Nov, 03:10 UTC`, in a time zone."""
     at = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone(ZoneInfo(zone))
     return f"{at.day} {at:%b, %H:%M} {at.tzname() or zone}"
 
@@ -132,12 +130,12 @@ def day(at_ms: int, zone: str = "UTC") -> str:
 
 
 def date(at_ms: int, zone: str = "UTC") -> str:
-    """`2026-11-21`, as commands take it, on the calendar of a zone."""
+    """`2026-11-21`, as commands take it, in a time zone."""
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC).astimezone(ZoneInfo(zone)):%Y-%m-%d}"
 
 
 def lasting(ms: int) -> str:
-    """`6 h 10 min`; days from two on."""
+    """`6 h 10 min`, or `2 days 3 h` from two days on."""
     minutes = ms // 60_000
     hours, rest = divmod(minutes, 60)
     if hours >= 48:

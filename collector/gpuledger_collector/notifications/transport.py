@@ -1,4 +1,4 @@
-"""What a transport promises, and how it fails: certainly not taken, or not known."""
+"""What a transport promises, and how it fails: certainly not accepted, or unknown."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Protocol
 from gpuledger_collector.storage.notifications.messages import Message
 
 OnStep = Callable[[str], None]
-"""Told the name of each step as it is reached; tests end the process there."""
+"""Called with the name of each step as it is reached; tests end the process there."""
 
 
 def no_step(_name: str) -> None:
-    """Nobody watches."""
+    """Ignore the step."""
 
 
-class NotTaken(Exception):
+class NotAccepted(Exception):
     """The other side certainly does not have the message.
 
-    `permanent`: it never will. `unreachable`: nor will it take another one now. `wait_s`: it asked to wait so long.
+    `permanent`: it never will. `unreachable`: it accepts no other message now either. `wait_s`: it asked us to wait.
     """
 
     def __init__(self, sentence: str, *, permanent: bool = False, unreachable: bool = False, wait_s: int = 0) -> None:
@@ -28,16 +28,19 @@ class NotTaken(Exception):
         self.unreachable = unreachable
 
 
-class NotKnown(Exception):
-    """The message was handed over, and no answer came: it may have been taken."""
+class DeliveryUnknown(Exception):
+    """The message was handed over and no answer came: it may have been accepted."""
 
 
 class Transport(Protocol):
-    """A way to one kind of recipient."""
+    """Delivers messages to one kind of recipient."""
 
     @property
     def repeatable(self) -> bool:
-        """Whether handing the same message over twice is seen once at the other side."""
+        """Whether the other side recognizes a repeated message."""
 
     def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
-        """Deliver it; `hand_over` is called right before the step that completes it. Raises NotTaken or NotKnown."""
+        """Deliver a message, calling `hand_over` right before the step that completes it.
+
+        Raises NotAccepted or DeliveryUnknown.
+        """

@@ -1,10 +1,10 @@
-"""Messages to chat and to other programs: one POST to an address that the settings name, and to no other.
+"""Messages to chats and to other programs: one POST to an address in the settings.
 
-`slack:NAME` posts what Slack, Mattermost and others take; `webhook:NAME` posts a JSON object with an
-Idempotency-Key, by which a receiver knows a message that it has had, signed as Standard Webhooks say
-(https://www.standardwebhooks.com) where its hook has a secret; a JSON file attached to the message is a part of the
-object, under its name. Redirects are not followed. A name is resolved once and
-that address is connected to; one of a private network is refused unless the hook allows it.
+`slack:NAME` posts what Slack, Mattermost and others accept. `webhook:NAME` posts a JSON object with an Idempotency-Key,
+by which a receiver recognizes repeats, signed as Standard Webhooks prescribe (https://www.standardwebhooks.com) if its
+hook has a secret; a JSON file attached to the message becomes a part of the object, under its name. Redirects are not
+followed. A name is resolved once and exactly that address is connected to; an address in a private network is refused
+unless the hook allows it.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from urllib.parse import urlsplit
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.notifications.addresses import is_public
-from gpuledger_collector.notifications.transport import NotKnown, NotTaken, OnStep, no_step
+from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted, OnStep, no_step
 from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_common.escapes import escape_lines, escape_text
 
-LONGEST_ANSWER = 64 * 1024
-LONGEST_SLACK_TEXT = 3000
+MAX_ANSWER = 64 * 1024
+MAX_SLACK_TEXT = 3000
 
 
 @dataclass(frozen=True)
-class Hook:
+class WebhookTransport:
     """POSTs messages of one channel to configured addresses by name."""
 
     channel: str
     addresses: Mapping[str, str]
     timeout_s: float = 20.0
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """By name: what its messages are signed with."""
+    """Keys that sign messages, by name."""
     private: frozenset[str] = frozenset()
-    """Names of hooks that may lie in a private network."""
+    """Names of hooks that may be in a private network."""
     clock: Callable[[], int] = lambda: round(time.time())
-    """Unix seconds of a signature."""
+    """Unix seconds for signatures."""
 
     @property
     def repeatable(self) -> bool:
-        """A webhook's receiver has the key to tell a repeat; a chat shows it twice."""
+        """A webhook's receiver recognizes a repeat by its key; a chat shows it twice."""
         return self.channel == "webhook"
 
     def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
-        """POST it once. Raises NotTaken or NotKnown."""
+        """POST it once. Raises NotAccepted or DeliveryUnknown."""
         name = message.recipient.partition(":")[2]
         address = self.addresses.get(name)
         if address is None:
-            raise NotTaken(f"no hook {name!r} is configured (hooks_file)", permanent=True)
+            raise NotAccepted(f"no hook {name!r} is configured (hooks_file)", permanent=True)
         parts = urlsplit(address)
         connection = _connection(parts.scheme, parts.hostname or "", parts.port, self.timeout_s)
         try:
@@ -64,10 +64,10 @@ class Hook:
                     parts.hostname or "", connection.port, private=name in self.private or parts.scheme == "http"
                 )
                 connection.connect()
-            except Private as error:
-                raise NotTaken(f"hook {name}: {error}", permanent=True) from error
+            except PrivateAddress as error:
+                raise NotAccepted(f"hook {name}: {error}", permanent=True) from error
             except OSError as error:
-                raise NotTaken(f"hook {name}: {error}", unreachable=True) from error
+                raise NotAccepted(f"hook {name}: {error}", unreachable=True) from error
             on_step("connected")
             hand_over()
             on_step("handing_over")
@@ -76,41 +76,44 @@ class Hook:
                 query = f"?{parts.query}" if parts.query else ""
                 connection.request("POST", parts.path + query, body, self._headers(name, message, body))
                 answer = connection.getresponse()
-                answer.read(LONGEST_ANSWER)
+                answer.read(MAX_ANSWER)
                 status, wait = answer.status, answer.headers.get("Retry-After", "")
             except (OSError, http.client.HTTPException) as error:
-                raise NotKnown(f"hook {name} gave no answer ({error})") from error
+                raise DeliveryUnknown(f"hook {name} gave no answer ({error})") from error
             on_step("taken")
         finally:
             connection.close()
         if not 200 <= status < 300:
-            never = 400 <= status < 500 and status not in {408, 425, 429}
-            asked = int(wait) if wait.isascii() and wait.isdigit() else 0
-            raise NotTaken(f"hook {name} answered {status}", permanent=never, wait_s=asked)
+            permanent = 400 <= status < 500 and status not in {408, 425, 429}
+            wait_s = int(wait) if wait.isascii() and wait.isdigit() else 0
+            raise NotAccepted(f"hook {name} answered {status}", permanent=permanent, wait_s=wait_s)
 
     def _body(self, message: Message) -> bytes:
-        content, subject, text = (
-            message.content,
-            escape_text(message.content.subject),
-            escape_lines(message.content.text),
-        )
+        content = message.content
+        subject, text = escape_text(content.subject), escape_lines(content.text)
         if self.channel == "slack":
-            said = f"*{_slack(subject)}*\n```{_slack(text)[:LONGEST_SLACK_TEXT]}```"
             link = f"\n<{content.link}|Answer it>" if content.link else ""
-            return json.dumps({"text": said + link}).encode()
-        facts = {"id": message.digest, "kind": message.kind, "made_at": format_instant(message.made_ms)}
-        more: dict[str, object] = {"link": content.link} if content.link else {}
-        for name, inner in content.attachments.items():
+            return json.dumps({"text": f"*{_slack(subject)}*\n```{_slack(text)[:MAX_SLACK_TEXT]}```{link}"}).encode()
+        body: dict[str, object] = {
+            "id": message.digest,
+            "kind": message.kind,
+            "made_at": format_instant(message.made_ms),
+            "subject": subject,
+            "text": text,
+        }
+        if content.link:
+            body["link"] = content.link
+        for name, attachment in content.attachments.items():
             if name.endswith(".json"):
-                more[name.removesuffix(".json")] = json.loads(inner)
-        return json.dumps({**facts, "subject": subject, "text": text, **more}).encode()
+                body[name.removesuffix(".json")] = json.loads(attachment)
+        return json.dumps(body).encode()
 
     def _headers(self, name: str, message: Message, body: bytes) -> dict[str, str]:
-        made = {"Content-Type": "application/json", "Idempotency-Key": message.digest, "User-Agent": "gpuledger"}
+        headers = {"Content-Type": "application/json", "Idempotency-Key": message.digest, "User-Agent": "gpuledger"}
         secret = self.secrets.get(name)
         if secret is not None and self.channel == "webhook":
-            made |= signature(secret, message.digest, self.clock(), body)
-        return made
+            headers |= signature(secret, message.digest, self.clock(), body)
+        return headers
 
 
 def signature(secret: bytes, digest: str, at_s: int, body: bytes) -> dict[str, str]:
@@ -124,25 +127,24 @@ def signature(secret: bytes, digest: str, at_s: int, body: bytes) -> dict[str, s
 
 
 def _slack(text: str) -> str:
-    """Text that Slack shows as it is: no mention of everybody, no link, no end of a code block."""
+    """Text that Slack shows literally: no mention of everybody, no link, no end of a code block."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
 
 
-class Private(Exception):
-    """A hook's name stands for an address that is not of the public network."""
+class PrivateAddress(Exception):
+    """A hook's name resolves to an address outside of the public network."""
 
 
 def resolved(host: str, port: int, *, private: bool) -> tuple[str, int]:
-    """The address of a name, asked for once. Raises OSError, and Private where no address of it may be used."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for _, _, _, _, place in found:
-        if private or is_public(str(place[0])):
-            return str(place[0]), int(place[1])
-    raise Private(f"{host} is an address of a private network; private = true in the hooks_file allows it")
+    """Resolve a name once. Raises OSError, and PrivateAddress when none of its addresses may be used."""
+    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if private or is_public(str(address[0])):
+            return str(address[0]), int(address[1])
+    raise PrivateAddress(f"{host} is an address of a private network; private = true in the hooks_file allows it")
 
 
 class _Plain(http.client.HTTPConnection):
-    """Connects to the address that was resolved and judged, whatever the name stands for a moment later."""
+    """Connects to the address that was resolved and checked, whatever the name resolves to a moment later."""
 
     pinned: tuple[str, int] | None = None
 
@@ -151,7 +153,7 @@ class _Plain(http.client.HTTPConnection):
 
 
 class _Tls(http.client.HTTPSConnection):
-    """The same, with a certificate that must be of the name."""
+    """The same with TLS; the certificate must be valid for the name."""
 
     pinned: tuple[str, int] | None = None
 

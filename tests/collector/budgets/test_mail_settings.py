@@ -6,8 +6,8 @@ import pytest
 
 from gpuledger_collector import wiring
 from gpuledger_collector.config.hooks import read_hooks
-from gpuledger_collector.notifications.folder import Folder
-from gpuledger_collector.notifications.smtp import Smtp
+from gpuledger_collector.notifications.folder import MailFolder
+from gpuledger_collector.notifications.smtp import SmtpTransport
 from gpuledger_collector.settings import load
 from gpuledger_collector.storage.database import Database
 from gpuledger_common.settings import SettingsError
@@ -66,7 +66,7 @@ def test_the_sender_takes_the_configured_ways(tmp_path) -> None:
     made = wiring.sender(load(None, environment, tmp_path), Database(""))
     assert set(made.transports) == {"mail", "slack", "webhook"}
     smtp = made.transports["mail"]
-    assert isinstance(smtp, Smtp)
+    assert isinstance(smtp, SmtpTransport)
     assert (smtp.host, smtp.port, smtp.security, smtp.password()) == ("::1", 465, "tls", "s3cret")
     folder = wiring.sender(load(None, {"GPULEDGER_MAIL_DIR": str(tmp_path)}, tmp_path), Database(""))
-    assert isinstance(folder.transports["mail"], Folder)
+    assert isinstance(folder.transports["mail"], MailFolder)

@@ -13,12 +13,13 @@ import pytest
 
 from fakes.mail import PLAIN, Inbox, certificate, mail_server, message
 from fakes.ports import free_port
-from gpuledger_collector.notifications.folder import Folder
-from gpuledger_collector.notifications.sender import MOST_ATTEMPTS, Sender
-from gpuledger_collector.notifications.smtp import Smtp
-from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.notifications.folder import MailFolder
+from gpuledger_collector.notifications.sender import MAX_ATTEMPTS, Sender
+from gpuledger_collector.notifications.smtp import SmtpTransport
+from gpuledger_collector.notifications.webhooks import WebhookTransport
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import outbox
-from gpuledger_collector.storage.notifications.outbox import Box
+from gpuledger_collector.storage.notifications.outbox import Outbox
 
 FROM = "ledger@example.com"
 STEPS = (
@@ -35,22 +36,23 @@ STEPS = (
 DIES = """
 import os, signal, sys
 from gpuledger_collector.notifications.sender import Sender
-from gpuledger_collector.notifications.smtp import Smtp
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.notifications.outbox import Box
+from gpuledger_collector.notifications.smtp import SmtpTransport
+from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.notifications.outbox import Outbox
 dsn, port, last = sys.argv[1:]
 def on_step(name):
     if name == last:
         os.kill(os.getpid(), signal.SIGKILL)
-Sender(Box(lambda: open_connection(dsn, autocommit=True)),
-       {"mail": Smtp("127.0.0.1", int(port), "ledger@example.com", "none")}, lambda: 10**12, on_step=on_step).send_due()
+Sender(Outbox(Database(dsn)),
+       {"mail": SmtpTransport("127.0.0.1", int(port), "ledger@example.com", "none")},
+       lambda: 10**12, on_step=on_step).send_due()
 """
 
 
 @pytest.fixture
-def box(connect) -> Box:
+def box(dsn) -> Outbox:
     """The outbox of the test's database."""
-    return Box(connect)
+    return Outbox(Database(dsn))
 
 
 def put(connect, *messages) -> None:
@@ -64,9 +66,9 @@ def standing(connect) -> list[tuple[str, int]]:
         return [(one.state, one.attempts) for one in outbox.listing(connection)]
 
 
-def sender(box: Box, port: int, now_ms: int = 10**12, **settings) -> Sender:
+def sender(box: Outbox, port: int, now_ms: int = 10**12, **settings) -> Sender:
     resend = settings.pop("resend", False)
-    smtp = Smtp("127.0.0.1", port, FROM, **{"security": "none", "timeout_s": 5.0, **settings})
+    smtp = SmtpTransport("127.0.0.1", port, FROM, **{"security": "none", "timeout_s": 5.0, **settings})
     return Sender(box, {"mail": smtp}, lambda: now_ms, resend)
 
 
@@ -146,7 +148,7 @@ def test_a_server_that_is_down_delays_and_loses_nothing(connect, box) -> None:
     port = free_port()
     put(connect, message("a"), message("b"))
     assert str(sender(box, port, 0).send_due()) == "0 sent, 1 to try again, 0 unconfirmed, 0 given up"
-    assert sender(box, port, 59_999).send_due().again == 1  # the other one
+    assert sender(box, port, 59_999).send_due().retried == 1  # the other one
     with mail_server(inbox, port):
         assert sender(box, port, 59_999).send_due().sent == 0
         assert sender(box, port, 10**9).send_due().sent == 2
@@ -159,10 +161,10 @@ def test_a_message_is_given_up_after_many_attempts(connect, box) -> None:
     put(connect, message())
     port = free_port()
     now_ms = 0
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         sender(box, port, now_ms).send_due()
         now_ms += 3_600_000
-    assert standing(connect) == [("dead", MOST_ATTEMPTS)]
+    assert standing(connect) == [("dead", MAX_ATTEMPTS)]
     with connect() as connection:
         assert "refused" in outbox.listing(connection, ["dead"])[0].error
 
@@ -173,13 +175,13 @@ def test_a_servers_answers_are_told_apart(connect, box) -> None:
     with mail_server(inbox) as port:
         inbox.rcpt_replies = ["451 try later", "250 OK", "550 no such user"]
         put(connect, message("a"))
-        assert sender(box, port, 0).send_due().again == 1
+        assert sender(box, port, 0).send_due().retried == 1
         assert sender(box, port, 10**6).send_due().sent == 1
         put(connect, message("b"))
         assert sender(box, port).send_due().dead == 1
         inbox.data_replies = ["452 full", "250 taken", "drop"]
         put(connect, message("c"))
-        assert sender(box, port, 0).send_due().again == 1
+        assert sender(box, port, 0).send_due().retried == 1
         assert sender(box, port, 10**6).send_due().sent == 1
         put(connect, message("d"))
         assert sender(box, port).send_due().unconfirmed == 1
@@ -218,10 +220,10 @@ def test_tls_and_login(security, connect, box, tmp_path) -> None:
     put(connect, message())
     with mail_server(inbox, **options) as port:
         login = {"security": security, "user": "ledger", "password": lambda: "s3cret"}
-        assert sender(box, port, 0, **login).send_due().again == 1  # nobody vouches for the certificate
+        assert sender(box, port, 0, **login).send_due().retried == 1  # nobody vouches for the certificate
         assert inbox.logins == []
         known = {**login, "ca_file": str(trusted)}
-        assert sender(box, port, 10**7, **{**known, "password": lambda: "wrong"}).send_due().again == 1
+        assert sender(box, port, 10**7, **{**known, "password": lambda: "wrong"}).send_due().retried == 1
         with connect() as connection:
             assert outbox.listing(connection)[0].error.endswith("the mail server refuses our login (535)")
         assert sender(box, port, 10**8, **known).send_due().sent == 1
@@ -234,7 +236,7 @@ def test_no_tls_offered_sends_nothing(connect, box) -> None:
     inbox = Inbox()
     put(connect, message())
     with mail_server(inbox) as port:
-        assert sender(box, port, security="starttls").send_due().again == 1
+        assert sender(box, port, security="starttls").send_due().retried == 1
     assert inbox.mails == []
 
 
@@ -246,7 +248,7 @@ def test_the_folder_holds_each_mail_once(connect, box, tmp_path) -> None:
         if step == "taken":
             raise KeyboardInterrupt
 
-    way = {"mail": Folder(tmp_path / "mails", FROM)}
+    way = {"mail": MailFolder(tmp_path / "mails", FROM)}
     with pytest.raises(KeyboardInterrupt):
         Sender(box, way, lambda: 0, on_step=die).send_due()
     (first,) = (tmp_path / "mails").iterdir()
@@ -278,7 +280,7 @@ def test_hooks_post_once_to_configured_addresses_only(connect, box) -> None:
         addresses = {"ops": f"{base}/chat", "erp": f"{base}/erp?x=1", "old": f"{base}/moved"}
         names = ("slack:ops", "webhook:erp", "webhook:old", "webhook:nowhere")
         put(connect, *(message(recipient=name) for name in names))
-        ways = {channel: Hook(channel, addresses) for channel in ("slack", "webhook")}
+        ways = {channel: WebhookTransport(channel, addresses) for channel in ("slack", "webhook")}
         done = Sender(box, ways, lambda: 0).send_due()
     finally:
         server.shutdown()

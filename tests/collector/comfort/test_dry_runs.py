@@ -28,7 +28,7 @@ ADVICE = (
     "'{}', 0, 1, '{}', 0, 'open', 0, 9999999999999 FROM generate_series(1, 2) n"
 )
 LETTER = (
-    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms) "
+    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, notified_ms) "
     "VALUES ('k', 'idle', 's', 't', '[]', '[]', 0, 1, 2)"
 )
 MESSAGE = (

@@ -13,16 +13,15 @@ from fakes.fleet import DAY, OCTOBER, Fleet
 from fakes.idle_day import furnish
 from fakes.ledger import Run, findings, fleet, run
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import Writers, Written, notify_findings
+from gpuledger_collector.jobs.notify_findings import MailWriters, NotificationReport, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.database import Database, open_connection
-from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
 
 __all__ = ["findings", "fleet", "run"]
 
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
-WRITERS = Writers(
+WRITERS = MailWriters(
     partial(finding_mail.idle, links=LINKS), partial(finding_mail.anomaly, links=LINKS), finding_mail.summary
 )
 CONTACTS = """
@@ -71,6 +70,6 @@ def idle_day(fleet: Fleet, findings: Database) -> Fleet:
 
 
 @pytest.fixture
-def write(connect) -> Callable[[float], Written]:
+def write(dsn) -> Callable[[float], NotificationReport]:
     """Writes the letters as of a day of October (0 is its first midnight)."""
-    return lambda day: notify_findings(NotificationStore(connect), OCTOBER + round(day * DAY), WRITERS)
+    return lambda day: notify_findings(Database(dsn), OCTOBER + round(day * DAY), WRITERS)

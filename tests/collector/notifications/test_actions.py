@@ -18,15 +18,15 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.idle_day import minutes
 from fakes.mail import Inbox, mail_server
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.reclaim_idle import Acted, reclaim_idle
+from gpuledger_collector.jobs.reclaim_idle import ReclaimReport, reclaim_idle
 from gpuledger_collector.notifications import finding_mail as finding_mail
-from gpuledger_collector.notifications.reclaim import ByHook, NotDone, Slurm, Way
+from gpuledger_collector.notifications.reclaim import NotReclaimed, ReclaimBackend, SlurmBackend, WebhookBackend
 from gpuledger_collector.notifications.sender import Sender
-from gpuledger_collector.notifications.smtp import Smtp
-from gpuledger_collector.notifications.webhooks import Hook
-from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
-from gpuledger_collector.storage.notifications.finding_rules import Action
-from gpuledger_collector.storage.notifications.outbox import Box
+from gpuledger_collector.notifications.smtp import SmtpTransport
+from gpuledger_collector.notifications.webhooks import WebhookTransport
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
+from gpuledger_collector.storage.notifications.outbox import Outbox
 
 CONTACTS = """
 [[contact]]
@@ -52,15 +52,14 @@ DIES = """
 import os, signal, sys
 from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
 from gpuledger_collector.notifications import finding_mail
-from gpuledger_collector.notifications.reclaim import Slurm
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
+from gpuledger_collector.notifications.reclaim import SlurmBackend
+from gpuledger_collector.storage.database import Database
 dsn, folder, now, last = sys.argv[1:]
 def on_step(name):
     if name == last:
         os.kill(os.getpid(), signal.SIGKILL)
-book = NotificationStore(lambda: open_connection(dsn, autocommit=True))
-ways = {"scancel": Slurm(folder + "/scancel", folder + "/squeue")}
+book = Database(dsn)
+ways = {"scancel": SlurmBackend(folder + "/scancel", folder + "/squeue")}
 reclaim_idle(book, int(now), ways, finding_mail.acted, enabled=True, on_step=on_step)
 """
 
@@ -71,22 +70,22 @@ class Recorded:
     def __init__(self) -> None:
         self.acted: list[str] = []
 
-    def gone(self, action: Action) -> bool:
+    def is_gone(self, action: ReclaimAction) -> bool:
         return action.key in self.acted
 
-    def act(self, action: Action) -> str:
+    def reclaim(self, action: ReclaimAction) -> str:
         self.acted.append(action.key)
         return "ended"
 
 
 @pytest.fixture
-def told(idle_day, apply, write, findings, connect):
+def told(idle_day, apply, write, findings, dsn):
     """ada's letter was taken by the mail server at midnight; her job rests on for half a day."""
     assert apply(CONTACTS + OPTED_IN)[0] == 0
     write(1)
     with mail_server(Inbox()) as port:
-        smtp = Smtp("127.0.0.1", port, "ledger@example.com", "none", timeout_s=5.0)
-        assert Sender(Box(connect), {"mail": smtp}, lambda: OCTOBER + DAY).send_due().sent == 1
+        smtp = SmtpTransport("127.0.0.1", port, "ledger@example.com", "none", timeout_s=5.0)
+        assert Sender(Outbox(Database(dsn)), {"mail": smtp}, lambda: OCTOBER + DAY).send_due().sent == 1
     minutes(idle_day, 1, DAY, DAY + 12 * HOUR, 0.0)
     idle_day.evidence([Held(1, 1, hour * HOUR, hour * HOUR + HOUR) for hour in range(24, 36)])
     find_idle(findings, OCTOBER + DAY + 12 * HOUR)
@@ -94,13 +93,13 @@ def told(idle_day, apply, write, findings, connect):
 
 
 @pytest.fixture
-def act(connect, told):
+def act(dsn, told):
     """One round at an hour of the second day, in which the job is seen up to then."""
 
-    def acted(hour: float, ways: Mapping[str, Way], *, enabled: bool = True) -> Acted:
+    def acted(hour: float, ways: Mapping[str, ReclaimBackend], *, enabled: bool = True) -> ReclaimReport:
         at_ms = OCTOBER + DAY + round(hour * HOUR)
         told.connection.execute("UPDATE finding SET until_ms = %s WHERE state = 'gone_idle'", (at_ms,))
-        return reclaim_idle(NotificationStore(connect), at_ms, ways, finding_mail.acted, enabled=enabled)
+        return reclaim_idle(Database(dsn), at_ms, ways, finding_mail.acted, enabled=enabled)
 
     return acted
 
@@ -143,9 +142,9 @@ def test_a_team_that_did_not_opt_in_is_left_alone(act, told, apply) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("UPDATE notification SET ack_until_ms = 9e12, acked_by = 'ada'", "meant so, says ada"),
-        ("UPDATE outbox SET state = 'waiting', sent_ms = NULL", "its people were not told yet"),
-        ("UPDATE finding SET confidence = 0.5", "less sure than 80 %"),
+        ("UPDATE notification SET ack_until_ms = 9e12, acked_by = 'ada'", "acknowledged by ada"),
+        ("UPDATE outbox SET state = 'waiting', sent_ms = NULL", "its people were not notified yet"),
+        ("UPDATE finding SET confidence = 0.5", "confidence below 80 %"),
         ("UPDATE finding SET state = 'underused'", "in another state"),
         ('UPDATE workload SET tags = \'{"serving": "true"}\'', "a warm replica of a service"),
         ("UPDATE finding SET resolved_ms = until_ms", "no longer idle"),
@@ -200,15 +199,15 @@ def slurm(tmp_path: Path) -> Path:
         pytest.param("recorded", marks=pytest.mark.long),
     ],
 )
-def test_whoever_dies_while_he_acts_it_is_done_once(step, act, told, slurm, dsn, connect) -> None:
+def test_whoever_dies_while_he_acts_it_is_done_once(step, act, told, slurm, dsn) -> None:
     """SIGKILL at the step, then two at once: one call of scancel, one message."""
-    ways = {"scancel": Slurm(str(slurm / "scancel"), str(slurm / "squeue"))}
+    ways = {"scancel": SlurmBackend(str(slurm / "scancel"), str(slurm / "squeue"))}
     act(2, ways)
     now = OCTOBER + DAY + 4 * HOUR + HOUR // 2
     told.connection.execute("UPDATE finding SET until_ms = %s WHERE state = 'gone_idle'", (now,))
     done = subprocess.run([sys.executable, "-c", DIES, dsn, str(slurm), str(now), step], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    book = NotificationStore(connect)
+    book = Database(dsn)
     threads = [
         threading.Thread(target=reclaim_idle, args=(book, now, ways, finding_mail.acted), kwargs={"enabled": True})
         for _ in range(2)
@@ -223,19 +222,19 @@ def test_whoever_dies_while_he_acts_it_is_done_once(step, act, told, slurm, dsn,
     assert told.rows("SELECT count(*) FROM audit WHERE what = 'give_back'") == [(2,)]
 
 
-def action(**target: str) -> Action:
-    return Action(1, "k", 1, "scancel", target, "vision", "doing", 0, 0)
+def action(**target: str) -> ReclaimAction:
+    return ReclaimAction(1, "k", 1, "scancel", target, "vision", "doing", 0, 0)
 
 
 def test_a_job_of_another_user_is_left_alone(slurm) -> None:
     """Job numbers come again: what is not the judged user's is never cancelled."""
-    way = Slurm(str(slurm / "scancel"), str(slurm / "squeue"))
-    with pytest.raises(NotDone, match="left alone") as caught:
-        way.gone(action(workload="1", user="grace"))
+    way = SlurmBackend(str(slurm / "scancel"), str(slurm / "squeue"))
+    with pytest.raises(NotReclaimed, match="left alone") as caught:
+        way.is_gone(action(workload="1", user="grace"))
     assert caught.value.permanent
     for strange in ("1; rm -rf /", "--user=ada", "", "1 2"):
-        with pytest.raises(NotDone, match="no Slurm job id"):
-            way.act(action(workload=strange))
+        with pytest.raises(NotReclaimed, match="no Slurm job id"):
+            way.reclaim(action(workload=strange))
     assert not (slurm / "log").exists()
 
 
@@ -256,9 +255,9 @@ def test_a_webhook_is_asked_under_one_key() -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        way = ByHook(Hook("webhook", {"ops": f"http://127.0.0.1:{server.server_port}/"}))
-        one = Action(1, "k", 1, "webhook:ops", {"workload": "48211", "user": "ada"}, "vision", "doing", 0, 0)
-        assert way.act(one) == way.act(one)
+        way = WebhookBackend(WebhookTransport("webhook", {"ops": f"http://127.0.0.1:{server.server_port}/"}))
+        one = ReclaimAction(1, "k", 1, "webhook:ops", {"workload": "48211", "user": "ada"}, "vision", "doing", 0, 0)
+        assert way.reclaim(one) == way.reclaim(one)
     finally:
         server.shutdown()
         thread.join()
@@ -272,7 +271,7 @@ def test_the_commands(act, told, run) -> None:
     act(2, {})
     code, out, err = run("actions", "dry-run")
     assert code == 0
-    assert "spared  scancel  vision  1  train-yolo  (nobody has seen it lately)" in out
+    assert "spared  scancel  vision  1  train-yolo  (not seen for 45 minutes)" in out
     assert "actions are off" in err
     assert run("actions", "run")[0] == 2
     assert "shown    scancel  vision  1" in run("actions", "list")[1]

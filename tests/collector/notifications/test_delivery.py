@@ -11,10 +11,11 @@ import pytest
 
 from fakes.mail import Inbox, mail_server
 from gpuledger_collector.notifications.sender import Sender
-from gpuledger_collector.notifications.smtp import Smtp
+from gpuledger_collector.notifications.smtp import SmtpTransport
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.messages import Content, Message
-from gpuledger_collector.storage.notifications.outbox import Box
+from gpuledger_collector.storage.notifications.outbox import Outbox
 
 HOUR = 3_600_000
 NIGHT = 1_795_302_000_000
@@ -28,15 +29,15 @@ address = "lead@example.com"
 DIES = """
 import os, signal, sys
 from gpuledger_collector.notifications.sender import Sender
-from gpuledger_collector.notifications.smtp import Smtp
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.notifications.outbox import Box
+from gpuledger_collector.notifications.smtp import SmtpTransport
+from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.notifications.outbox import Outbox
 dsn, port, now, last = sys.argv[1:]
 def on_step(name):
     if name == last:
         os.kill(os.getpid(), signal.SIGKILL)
-ways = {"mail": Smtp("127.0.0.1", int(port), "ledger@example.com", "none")}
-Sender(Box(lambda: open_connection(dsn, autocommit=True)), ways, lambda: int(now), on_step=on_step).send_due()
+ways = {"mail": SmtpTransport("127.0.0.1", int(port), "ledger@example.com", "none")}
+Sender(Outbox(Database(dsn)), ways, lambda: int(now), on_step=on_step).send_due()
 """
 
 
@@ -48,9 +49,9 @@ def put(connect, *numbers: int, at_ms: int = NIGHT, kind: str = "budget", urgent
             outbox.put(connection, Message(key, kind, "lead@example.com", content, at_ms, at_ms, "", urgent))
 
 
-def sender(connect, port: int, now_ms: int) -> Sender:
-    smtp = Smtp("127.0.0.1", port, "ledger@example.com", "none", timeout_s=5.0)
-    return Sender(Box(connect), {"mail": smtp}, lambda: now_ms)
+def sender(dsn, port: int, now_ms: int) -> Sender:
+    smtp = SmtpTransport("127.0.0.1", port, "ledger@example.com", "none", timeout_s=5.0)
+    return Sender(Outbox(Database(dsn)), {"mail": smtp}, lambda: now_ms)
 
 
 def states(connect) -> list[str]:
@@ -73,10 +74,10 @@ def test_a_digest_is_sent_once_whoever_dies_while_it_is_made(step, dsn, connect,
     put(connect, 1, 2, 3)
     inbox = Inbox()
     with mail_server(inbox) as port:
-        assert sender(connect, port, NIGHT).send_due().sent == 0
+        assert sender(dsn, port, NIGHT).send_due().sent == 0
         command = [sys.executable, "-c", DIES, dsn, str(port), str(EIGHT), step]
         assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
-        threads = [threading.Thread(target=sender(connect, port, EIGHT).send_due) for _ in range(2)]
+        threads = [threading.Thread(target=sender(dsn, port, EIGHT).send_due) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -89,17 +90,17 @@ def test_a_digest_is_sent_once_whoever_dies_while_it_is_made(step, dsn, connect,
     assert sorted(states(connect)) == ["joined", "joined", "joined", "sent"]
 
 
-def test_over_the_cap_joins_the_next_digest_and_is_counted(connect, apply) -> None:
+def test_over_the_cap_joins_the_next_digest_and_is_counted(connect, apply, dsn) -> None:
     """Two a day: of six the first two go out by themselves, the other four in one; the next day counts anew."""
     apply(RECIPIENT.format("max_per_day = 2"))
     noon = NIGHT - 11 * HOUR
     put(connect, *range(1, 7), at_ms=noon)
     inbox = Inbox()
     with mail_server(inbox) as port:
-        assert sender(connect, port, noon).send_due().sent == 2
-        assert sender(connect, port, noon + HOUR).send_due().sent == 0
+        assert sender(dsn, port, noon).send_due().sent == 2
+        assert sender(dsn, port, noon + HOUR).send_due().sent == 0
         put(connect, 7, at_ms=EIGHT)
-        assert sender(connect, port, EIGHT).send_due().sent == 2
+        assert sender(dsn, port, EIGHT).send_due().sent == 2
         inbox.wait(4)
     assert [mail["Subject"] for mail in inbox.mails[:2]] == ["Subject 1", "Subject 2"]
     assert {mail["Subject"] for mail in inbox.mails[2:]} == {
@@ -108,42 +109,42 @@ def test_over_the_cap_joins_the_next_digest_and_is_counted(connect, apply) -> No
     }
 
 
-def test_quiet_hours_of_a_zone_hold_what_is_not_urgent(connect, apply) -> None:
+def test_quiet_hours_of_a_zone_hold_what_is_not_urgent(connect, apply, dsn) -> None:
     """At 23:00 UTC it is night in Berlin: what is urgent comes at once, the other one at seven there."""
     apply(RECIPIENT.format('quiet = "22:00-07:00"\nzone = "Europe/Berlin"'))
     put(connect, 1)
     put(connect, 2, urgent=True)
     inbox = Inbox()
     with mail_server(inbox) as port:
-        assert sender(connect, port, NIGHT).send_due().sent == 1
-        assert sender(connect, port, NIGHT + 7 * HOUR - 60_000).send_due().sent == 0
-        assert sender(connect, port, NIGHT + 7 * HOUR).send_due().sent == 1
+        assert sender(dsn, port, NIGHT).send_due().sent == 1
+        assert sender(dsn, port, NIGHT + 7 * HOUR - 60_000).send_due().sent == 0
+        assert sender(dsn, port, NIGHT + 7 * HOUR).send_due().sent == 1
         inbox.wait(2)
     assert [mail["Subject"] for mail in inbox.mails] == ["Subject 2", "Subject 1"]
 
 
-def test_an_attempt_that_comes_due_at_night_waits_too(connect, apply) -> None:
+def test_an_attempt_that_comes_due_at_night_waits_too(connect, apply, dsn) -> None:
     """What could not be sent at 21:59 is not tried again at 23:00."""
     apply(RECIPIENT.format('quiet = "22:00-07:00"'))
     put(connect, 1, at_ms=NIGHT - 61 * 60_000)
     inbox = Inbox()
     with mail_server(inbox) as port:
         inbox.rcpt_replies = ["451 later"]
-        assert sender(connect, port, NIGHT - 61 * 60_000).send_due().again == 1
-        assert sender(connect, port, NIGHT).send_due().sent == 0
-        assert sender(connect, port, NIGHT + 8 * HOUR).send_due().sent == 1
+        assert sender(dsn, port, NIGHT - 61 * 60_000).send_due().retried == 1
+        assert sender(dsn, port, NIGHT).send_due().sent == 0
+        assert sender(dsn, port, NIGHT + 8 * HOUR).send_due().sent == 1
 
 
-def test_rules_that_end_lose_nothing(connect, apply) -> None:
+def test_rules_that_end_lose_nothing(connect, apply, dsn) -> None:
     """What was held is told when its digest is due, also when nobody asks for digests any more."""
     apply(RECIPIENT.format('digest = "weekly"\ndigest_on = "mon"'))
     put(connect, 1)
     inbox = Inbox()
     with mail_server(inbox) as port:
-        assert sender(connect, port, NIGHT).send_due().sent == 0
+        assert sender(dsn, port, NIGHT).send_due().sent == 0
         apply("recipient = []\n")
-        assert sender(connect, port, EIGHT).send_due().sent == 0
-        assert sender(connect, port, EIGHT + 24 * HOUR).send_due().sent == 1
+        assert sender(dsn, port, EIGHT).send_due().sent == 0
+        assert sender(dsn, port, EIGHT + 24 * HOUR).send_due().sent == 1
         inbox.wait(1)
     assert inbox.mails[0]["Subject"] == "[GPU Ledger] 1 message of 21 Nov: 1 budget"
 

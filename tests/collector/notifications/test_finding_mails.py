@@ -18,17 +18,17 @@ from gpuledger_collector.notifications import digest_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.notifications.mime import compose
-from gpuledger_collector.storage.notifications.delivery_rules import Digest, Told
+from gpuledger_collector.storage.notifications.delivery_rules import Digest, DigestEntry
 from gpuledger_collector.storage.notifications.finding_rules import (
-    Action,
-    AnomalyNews,
-    Card,
-    Holding,
-    IdleNews,
+    AnomalyNotice,
+    IdleAccelerator,
+    IdleNotice,
+    IdleWorkload,
+    ReclaimAction,
     Section,
-    SummaryNews,
-    Wasted,
-    give_back,
+    WastedUsage,
+    WeeklySummary,
+    reclaim_command,
 )
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
@@ -48,7 +48,7 @@ EVIDENCE = {
 }
 
 
-def card(index: int, state: str = "gone_idle", **more: object) -> Card:
+def card(index: int, state: str = "gone_idle", **more: object) -> IdleAccelerator:
     facts = {
         "since_ms": SINCE + index * 60_000,
         "until_ms": NOW - 60_000,
@@ -72,11 +72,11 @@ def card(index: int, state: str = "gone_idle", **more: object) -> Card:
         resolved_ms=None,
         **facts,
     )
-    return Card(finding, "NVIDIA H100 80GB HBM3", index)
+    return IdleAccelerator(finding, "NVIDIA H100 80GB HBM3", index)
 
 
-JOB = Holding(1, "slurm", "48211", "train-yolo", "ada", {}, tuple(card(index) for index in range(4)), 4)
-POD = Holding(
+JOB = IdleWorkload(1, "slurm", "48211", "train-yolo", "ada", {}, tuple(card(index) for index in range(4)), 4)
+POD = IdleWorkload(
     2,
     "kubernetes",
     "1f0c",
@@ -86,7 +86,7 @@ POD = Holding(
     (card(6, "never_used", confidence=0.64, currency=None, cost_micro=None, per_day_micro=None),),
     1,
 )
-PARTLY = replace(JOB, workload_id=3, external_id="48212", name="sweep-a", cards=JOB.cards[:1])
+PARTLY = replace(JOB, workload_id=3, external_id="48212", name="sweep-a", accelerators=JOB.accelerators[:1])
 ANOMALY = Finding(
     "anomaly:vision:USD:0",
     "anomaly",
@@ -117,24 +117,26 @@ ANOMALY = Finding(
         "rates": [{"pool": "train", "model": "H100", "before": "2.49", "now": "2.75"}],
     },
 )
-WEEK = SummaryNews(
+WEEK = WeeklySummary(
     "vision",
     parse_date("2026-11-09"),
     parse_date("2026-11-16"),
     "UTC",
     (
-        Wasted("train-yolo", "ada", ("gone_idle",), 123 * GPU_NS_PER_HOUR, "USD", 306_270_000, True, 59_760_000),
-        Wasted("notebook-3", "grace", ("never_used",), 41 * GPU_NS_PER_HOUR // 2, "USD", 51_045_000, False, 0),
-        Wasted("old-card", "", ("gone_idle",), 9 * GPU_NS_PER_HOUR, None, None, False),
+        WastedUsage("train-yolo", "ada", ("gone_idle",), 123 * GPU_NS_PER_HOUR, "USD", 306_270_000, True, 59_760_000),
+        WastedUsage("notebook-3", "grace", ("never_used",), 41 * GPU_NS_PER_HOUR // 2, "USD", 51_045_000, False, 0),
+        WastedUsage("old-card", "", ("gone_idle",), 9 * GPU_NS_PER_HOUR, None, None, False),
     ),
     5,
     1,
     3,
     ("grace",),
 )
-ACTION = Action(7, "k", 3, "scancel", {"workload": "48211", "name": "train-yolo"}, "vision", "doing", SINCE, NOW, NOW)
+ACTION = ReclaimAction(
+    7, "k", 3, "scancel", {"workload": "48211", "name": "train-yolo"}, "vision", "doing", SINCE, NOW, NOW
+)
 TOLD = tuple(
-    Told(kind, NOW - ago * HOUR_MS, subject, text, link)
+    DigestEntry(kind, NOW - ago * HOUR_MS, subject, text, link)
     for kind, ago, subject, text, link in (
         ("budget", 12, "[GPU budget] vision: 83 % of USD 40,000 on day 12 of 30", "vision has spent 83 %.\n\nAll.", ""),
         (
@@ -148,13 +150,13 @@ TOLD = tuple(
     )
 )
 CASES: dict[str, Content] = {
-    "idle-owner": finding_mail.idle(IdleNews((Section(17, JOB),), NOW, 3), LINKS),
-    "idle-several": finding_mail.idle(IdleNews((Section(17, JOB), Section(18, POD), Section(19, PARTLY)), NOW, 0)),
-    "idle-team": finding_mail.idle(IdleNews((Section(18, POD),), NOW, 3, to_owner=False), LINKS),
+    "idle-owner": finding_mail.idle(IdleNotice((Section(17, JOB),), NOW, 3), LINKS),
+    "idle-several": finding_mail.idle(IdleNotice((Section(17, JOB), Section(18, POD), Section(19, PARTLY)), NOW, 0)),
+    "idle-team": finding_mail.idle(IdleNotice((Section(18, POD),), NOW, 3, to_owner=False), LINKS),
     "idle-escalated": finding_mail.idle(
-        IdleNews((Section(17, JOB),), NOW + 3 * DAY_MS, 3, NOW, ("ada@example.org",), to_owner=False), LINKS
+        IdleNotice((Section(17, JOB),), NOW + 3 * DAY_MS, 3, NOW, ("ada@example.org",), to_owner=False), LINKS
     ),
-    "anomaly": finding_mail.anomaly(AnomalyNews(21, ANOMALY, NOW), LINKS),
+    "anomaly": finding_mail.anomaly(AnomalyNotice(21, ANOMALY, NOW), LINKS),
     "summary": finding_mail.summary(WEEK),
     "acted": finding_mail.acted(ACTION, JOB),
     "digest": digest_mail.write(Digest("ada@example.org", NOW, "Europe/Berlin", TOLD)),
@@ -210,15 +212,15 @@ def test_a_weeks_rows_add_up_to_its_sum() -> None:
 def test_commands_quote_what_users_wrote() -> None:
     """A name with a blank, a quote or an option stays one argument."""
     evil = replace(POD, tags={"namespace": "a b", "pod": "x'; rm -rf /"})
-    assert give_back(evil) == "kubectl delete pod 'x'\"'\"'; rm -rf /' --namespace 'a b'"
-    assert give_back(replace(JOB, kind="process", external_id="ada:py:thon:4711:99")) == "kill 4711"
-    assert give_back(PARTLY) == ""
+    assert reclaim_command(evil) == "kubectl delete pod 'x'\"'\"'; rm -rf /' --namespace 'a b'"
+    assert reclaim_command(replace(JOB, kind="process", external_id="ada:py:thon:4711:99")) == "kill 4711"
+    assert reclaim_command(PARTLY) == ""
 
 
 def test_a_name_cannot_break_out() -> None:
     """Newlines, tags and formulas in names stay text: in the subject, in the HTML and in the CSV."""
     evil = replace(JOB, name="=x\r\nBcc: all@example.com\n<script>alert(1)</script>", user="<b>")
-    content = finding_mail.idle(IdleNews((Section(1, evil),), NOW, 3), LINKS)
+    content = finding_mail.idle(IdleNotice((Section(1, evil),), NOW, 3), LINKS)
     made = compose(Message("k", "idle", "lead@example.com", content, 0, 0), "ledger@example.com")
     read = email.message_from_bytes(bytes(made), policy=email.policy.default)
     assert read["Bcc"] is None
@@ -230,7 +232,7 @@ def test_a_name_cannot_break_out() -> None:
 def told(**changes: object) -> Content:
     """The mail of the anomaly with other facts; those of the evidence by their names."""
     evidence = {**ANOMALY.evidence, "drivers": [], "rates": [], **changes.pop("evidence", {})}
-    return finding_mail.anomaly(AnomalyNews(21, replace(ANOMALY, evidence=evidence, **changes), NOW))
+    return finding_mail.anomaly(AnomalyNotice(21, replace(ANOMALY, evidence=evidence, **changes), NOW))
 
 
 def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
@@ -242,23 +244,23 @@ def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
     assert text.startswith("asr-eval of vision has spent USD 4.30 less than in the same hours a week before since")
     assert "one job is started again and again. It looks like a retry storm: 54 runs." in text
     assert "Change USD -4.30" in text
-    assert "A day more" not in text
+    assert "Further day" not in text
 
 
 @pytest.mark.parametrize(
     ("state", "score", "said"),
     [
-        ("usage", 9.5, "92 % of its hours stand out"),
-        ("usage", None, "92 %, a guess: told within minutes"),
-        ("storm", None, "92 %, a guess: told by its runs"),
+        ("usage", 9.5, "92 % of its hours are unusual"),
+        ("usage", None, "92 %, a guess: found within minutes"),
+        ("storm", None, "92 %, a guess: found from its runs"),
     ],
 )
 def test_how_sure_says_what_it_is_made_of(state: str, score: float | None, said: str) -> None:
     """Hours that were judged are counted; what no hour has confirmed is called a guess."""
     evidence = {name: value for name, value in ANOMALY.evidence.items() if name != "highest_score"}
     evidence |= {"workloads": ["x"], **({} if score is None else {"highest_score": score})}
-    made = finding_mail.anomaly(AnomalyNews(21, replace(ANOMALY, state=state, evidence=evidence), NOW))
-    assert f"How sure {said}" in " ".join(made.text.split())
+    made = finding_mail.anomaly(AnomalyNotice(21, replace(ANOMALY, state=state, evidence=evidence), NOW))
+    assert f"Confidence {said}" in " ".join(made.text.split())
 
 
 def test_the_parts_of_an_anomaly_add_up_to_the_cent() -> None:

@@ -17,13 +17,13 @@ from fakes.idle_day import CHANGE, minutes
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.api import acks
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import Writers, notify_findings
+from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.billing.budgets import WatchUnit
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import outbox as outbox_module
-from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore, holdings
-from gpuledger_collector.storage.notifications.finding_rules import Contact, address_of
+from gpuledger_collector.storage.notifications.finding_notifications import idle_workloads
+from gpuledger_collector.storage.notifications.finding_rules import Contact, owner_address
 from gpuledger_collector.storage.notifications.messages import Content
 
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
@@ -56,7 +56,7 @@ def test_the_owner_is_told_once_with_what_helps(idle_day, apply, write) -> None:
     """ada by her own address, robotics as a team, nobody for the replica or the free card; again: nothing new."""
     apply(CONTACTS)
     first = write(1)
-    assert (first.told, first.unreachable) == (2, 0)
+    assert (first.idle, first.unreachable) == (2, 0)
     told = {recipient: text for _, recipient, text in outbox(idle_day)}
     assert set(told) == {"ada@example.org", "robots@example.org"}
     text = told["ada@example.org"]
@@ -70,8 +70,8 @@ def test_the_owner_is_told_once_with_what_helps(idle_day, apply, write) -> None:
         "It is meant so: https://gpuledger.example.com/v1/notifications/ack?",
     ):
         assert part in text
-    assert "No address of their owner is known" in told["robots@example.org"]
-    assert write(1.01).told == 0
+    assert "No address of the owner is known" in told["robots@example.org"]
+    assert write(1.01).idle == 0
     assert len(outbox(idle_day)) == 2
 
 
@@ -91,12 +91,12 @@ def test_money_of_the_notification_is_that_of_the_finding(idle_day, apply, write
 
 def test_nothing_is_told_without_a_contact(idle_day, write) -> None:
     """Off until somebody says who is written to."""
-    assert write(1).told == 0
+    assert write(1).idle == 0
     assert outbox(idle_day) == []
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, connect, write, monkeypatch) -> None:
+def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, dsn, write, monkeypatch) -> None:
     """It ends after its first letter's words, after the message, in the second letter; two at once follow."""
     apply(CONTACTS)
     steps = itertools.count(1)
@@ -112,7 +112,7 @@ def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, connect,
     put = outbox_module.put
     monkeypatch.setattr(outbox_module, "put", lambda *given: (put(*given), dies())[0])
     with pytest.raises(KeyboardInterrupt):
-        notify_findings(NotificationStore(connect), OCTOBER + DAY, Writers(words, words, words))
+        notify_findings(Database(dsn), OCTOBER + DAY, MailWriters(words, words, words))
     monkeypatch.undo()
     assert outbox(idle_day) == []
     threads = [threading.Thread(target=write, args=(1,)) for _ in range(2)]
@@ -133,7 +133,7 @@ def test_leads_are_told_when_nobody_answers_and_only_once(idle_day, apply, write
     assert write(3.1).escalated == 1
     assert write(3.2).escalated == 0
     (last,) = [one for one in outbox(idle_day) if one[1] == "lead@example.org" and one[0] == "idle"]
-    assert "ada@example.org was told on 2 Oct, 00:00 UTC" in last[2].replace("\n", " ")
+    assert "ada@example.org was notified on 2 Oct, 00:00 UTC" in last[2].replace("\n", " ")
 
 
 def _go_on(fleet: Fleet, findings, first: int, last: int) -> None:
@@ -171,8 +171,8 @@ def test_it_is_acknowledged_for_a_while(idle_day, apply, write, findings, dsn) -
     assert client.post(f"{page}&days=1000").status_code == 422
     assert idle_day.rows("SELECT what FROM audit ORDER BY number DESC LIMIT 1") == [("notification",)]
     _go_on(idle_day, findings, 1, 4)
-    assert (write(2).told, write(2).escalated) == (0, 0)
-    assert write(3).told == 1
+    assert (write(2).idle, write(2).escalated) == (0, 0)
+    assert write(3).idle == 1
     assert [one[1] for one in outbox(idle_day)].count("ada@example.org") == 2
     now = dt.datetime(2025, 10, 17, tzinfo=dt.UTC)
     assert client.get(page).status_code == 410
@@ -193,7 +193,7 @@ def test_what_works_again_is_no_news_and_the_next_rest_is(idle_day, apply, write
 def test_missing_data_is_never_told(idle_day, apply, write) -> None:
     """Nobody has seen it for an hour: no letter, whatever the finding says."""
     apply(CONTACTS)
-    assert write(1 + 1 / 24).told == 0
+    assert write(1 + 1 / 24).idle == 0
 
 
 @pytest.mark.parametrize("hour", [23, 9])
@@ -237,8 +237,8 @@ def test_addresses_of_owners(user, tags, found, idle_day, connect) -> None:
         Contact("user grace", user="grace", address="hopper@example.org"),
     ]
     with connect() as connection:
-        holding = next(one for one in holdings(connection, OCTOBER + DAY) if one.external_id == "1")
-    assert address_of(holding, contacts) == found
+        holding = next(one for one in idle_workloads(connection, OCTOBER + DAY) if one.external_id == "1")
+    assert owner_address(holding, contacts) == found
 
 
 def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, write) -> None:
@@ -384,10 +384,10 @@ def test_a_budgets_mail_names_what_could_be_given_back(idle_day, connect) -> Non
     assert (one.label, one.gpus, one.cost_micro, one.command) == ("train-yolo", 1, cost, "scancel 1")
 
 
-def test_the_commands(idle_day, apply, run, connect) -> None:
+def test_the_commands(idle_day, apply, run, dsn) -> None:
     """What was told is listed, can be said to be meant so, and a dry run writes to nobody."""
     apply(CONTACTS)
-    notify_findings(NotificationStore(connect), OCTOBER + DAY, Writers(*(3 * [lambda _: Content("s", "t")])))
+    notify_findings(Database(dsn), OCTOBER + DAY, MailWriters(*(3 * [lambda _: Content("s", "t")])))
     code, out, _ = run("notifications", "list")
     assert code == 0
     assert "train-yolo  to ada@example.org" in out

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuledger_collector.storage.notifications.delivery_rules import (
     EVERYBODY,
     NO_RULES,
-    Rules,
+    DeliveryRules,
     end_of_quiet,
     local_day,
     local_week,
@@ -46,7 +46,7 @@ def is_quiet(quiet: tuple[int, int], minute: int) -> bool:
 def test_what_waits_goes_out_in_the_first_minute_that_is_not_quiet(at_ms, zone, start, end) -> None:
     """Never in quiet hours, never later than it must, and at once when it is not quiet: also where clocks change."""
     quiet = (start, (end + 1) % 1440 if start == end else end)
-    found = end_of_quiet(Rules(quiet=quiet, zone=zone), at_ms)
+    found = end_of_quiet(DeliveryRules(quiet=quiet, zone=zone), at_ms)
     assert not is_quiet(quiet, local_minute(found, zone))
     if is_quiet(quiet, local_minute(at_ms, zone)):
         assert found > at_ms
@@ -66,7 +66,7 @@ def test_what_waits_goes_out_in_the_first_minute_that_is_not_quiet(at_ms, zone, 
 )
 def test_quiet_hours_when_clocks_change(at, fold, end, fold_of_end) -> None:
     """22:00 to 02:30 in Berlin, in the nights in which 02:30 is not there, and twice."""
-    rules = Rules(quiet=(22 * 60, 2 * 60 + 30), zone="Europe/Berlin")
+    rules = DeliveryRules(quiet=(22 * 60, 2 * 60 + 30), zone="Europe/Berlin")
     assert end_of_quiet(rules, ms(at, "Europe/Berlin", fold)) == ms(end, "Europe/Berlin", fold_of_end)
 
 
@@ -74,7 +74,7 @@ def test_quiet_hours_when_clocks_change(at, fold, end, fold_of_end) -> None:
 @given(INSTANTS, ZONES, MINUTES, st.sampled_from(["daily", "weekly"]), st.integers(0, 6))
 def test_a_digest_is_due_after_and_soon(at_ms, zone, minute, digest, weekday) -> None:
     """Within a day or a week and an hour of clock change; at its hour, or right after the gap that swallowed it."""
-    rules = Rules(digest=digest, digest_at=minute, digest_on=weekday, zone=zone)
+    rules = DeliveryRules(digest=digest, digest_at=minute, digest_on=weekday, zone=zone)
     due = next_digest(rules, at_ms)
     assert 0 < due - at_ms <= (7 if digest == "weekly" else 1) * 86_400_000 + 3_600_000
     assert (local_minute(due, zone) - minute) % 1440 in (0, 30, 60)
@@ -92,7 +92,7 @@ def test_days_and_weeks_are_of_the_zone() -> None:
 def test_urgent_messages_pass_and_the_others_are_planned() -> None:
     """Urgent at once; a digest is not held for another; over the cap joins the next daily digest."""
     night = ms("2026-11-21T23:00")
-    rules = Rules(quiet=(1320, 420), max_per_day=2, pass_kinds=("anomaly",))
+    rules = DeliveryRules(quiet=(1320, 420), max_per_day=2, pass_kinds=("anomaly",))
     full, free = (lambda _: 2), (lambda _: 1)
     assert plan(rules, "idle", night, urgent=True, planned=full).at_ms == night
     assert plan(rules, "anomaly", night, urgent=False, planned=full).at_ms == night
@@ -101,12 +101,12 @@ def test_urgent_messages_pass_and_the_others_are_planned() -> None:
     )
     over = plan(rules, "idle", night, urgent=False, planned=full)
     assert (over.joins, over.at_ms) == (True, ms("2026-11-22T08:00"))
-    assert plan(Rules(digest="daily"), "idle", night, urgent=False, planned=free).joins
+    assert plan(DeliveryRules(digest="daily"), "idle", night, urgent=False, planned=free).joins
 
 
 def test_everybodys_rules_do_not_bind_machines() -> None:
     """`*` is for mail addresses; a chat or webhook has rules only under its own name."""
-    rules = {EVERYBODY: Rules(digest="daily"), "slack:ops": Rules(max_per_day=1)}
+    rules = {EVERYBODY: DeliveryRules(digest="daily"), "slack:ops": DeliveryRules(max_per_day=1)}
     assert rules_of("ada@example.org", rules).digest == "daily"
     assert rules_of("webhook:erp", rules) == NO_RULES
     assert rules_of("slack:ops", rules).max_per_day == 1

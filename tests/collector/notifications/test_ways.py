@@ -19,10 +19,10 @@ from fakes.mail import message
 from gpuledger_collector.config.hooks import read_hooks
 from gpuledger_collector.notifications import webhooks as hooks
 from gpuledger_collector.notifications.addresses import is_public
-from gpuledger_collector.notifications.reclaim import Kubernetes, NotDone
-from gpuledger_collector.notifications.transport import NotTaken
-from gpuledger_collector.notifications.webhooks import Hook
-from gpuledger_collector.storage.notifications.finding_rules import Action
+from gpuledger_collector.notifications.reclaim import KubernetesBackend, NotReclaimed
+from gpuledger_collector.notifications.transport import NotAccepted
+from gpuledger_collector.notifications.webhooks import WebhookTransport
+from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_common.settings import SettingsError
 
@@ -92,7 +92,7 @@ def _status(code: int, sentence: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def api(tmp_path) -> Iterator[tuple[Api, Kubernetes]]:
+def api(tmp_path) -> Iterator[tuple[Api, KubernetesBackend]]:
     """The server, and our way to it."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificates")
@@ -101,23 +101,23 @@ def api(tmp_path) -> Iterator[tuple[Api, Kubernetes]]:
     thread.start()
     address = f"https://127.0.0.1:{server.server_port}"
     try:
-        yield server, Kubernetes(address, lambda: TOKEN, str(tmp_path / "ca.crt"))
+        yield server, KubernetesBackend(address, lambda: TOKEN, str(tmp_path / "ca.crt"))
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
-def action(**more: str) -> Action:
-    return Action(1, "k", 1, "evict", {**POD, **more}, "vision", "doing", 0, 0)
+def action(**more: str) -> ReclaimAction:
+    return ReclaimAction(1, "k", 1, "evict", {**POD, **more}, "vision", "doing", 0, 0)
 
 
 def test_a_pod_is_evicted_once(api) -> None:
     """It is there; it is evicted; from then on it is gone, and nobody evicts it again."""
     server, way = api
-    assert not way.gone(action())
-    assert way.act(action()) == "evicted vision/notebook-0"
-    assert way.gone(action())
+    assert not way.is_gone(action())
+    assert way.reclaim(action()) == "evicted vision/notebook-0"
+    assert way.is_gone(action())
     assert server.evicted == ["notebook-0"]
 
 
@@ -125,9 +125,9 @@ def test_a_pod_that_came_again_under_its_name_is_left_alone(api) -> None:
     """A StatefulSet's next pod has another UID: it is not the one that was judged."""
     server, way = api
     server.pods[PATH]["metadata"]["uid"] = "uid-2"
-    assert way.gone(action())
-    with pytest.raises(NotDone, match="409") as caught:
-        way.act(action())
+    assert way.is_gone(action())
+    with pytest.raises(NotReclaimed, match="409") as caught:
+        way.reclaim(action())
     assert caught.value.permanent
     assert server.evicted == []
 
@@ -136,20 +136,20 @@ def test_a_disruption_budget_is_kept(api) -> None:
     """429: not now; it is asked again later."""
     server, way = api
     server.disrupted = True
-    with pytest.raises(NotDone, match="disruption budget") as caught:
-        way.act(action())
+    with pytest.raises(NotReclaimed, match="disruption budget") as caught:
+        way.reclaim(action())
     assert not caught.value.permanent
 
 
 def test_a_server_that_we_cannot_trust_or_that_refuses_us_gets_nothing(api) -> None:
     """A certificate of nobody, and a token that is refused."""
     server, way = api
-    with pytest.raises(NotDone, match="certificate"):
-        Kubernetes(way.address, lambda: TOKEN).act(action())
-    with pytest.raises(NotDone, match="401"):
-        Kubernetes(way.address, lambda: "other", way.ca_file).gone(action())
-    with pytest.raises(NotDone, match="UID of the pod"):
-        way.act(action(uid=""))
+    with pytest.raises(NotReclaimed, match="certificate"):
+        KubernetesBackend(way.address, lambda: TOKEN).reclaim(action())
+    with pytest.raises(NotReclaimed, match="401"):
+        KubernetesBackend(way.address, lambda: "other", way.ca_file).is_gone(action())
+    with pytest.raises(NotReclaimed, match="UID of the pod"):
+        way.reclaim(action(uid=""))
     assert server.evicted == []
     assert TOKEN not in repr(way)
 
@@ -185,8 +185,10 @@ def test_no_hook_reaches_a_private_address(address, monkeypatch) -> None:
     assert not is_public(address)
     monkeypatch.setattr(hooks.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (address, 443))])
     monkeypatch.setattr(hooks.socket, "create_connection", lambda *_a, **_k: pytest.fail("connected"))
-    with pytest.raises(NotTaken, match="private network") as caught:
-        Hook("webhook", {"ops": "https://hooks.example.com/x"}).deliver(message(recipient="webhook:ops"), lambda: None)
+    with pytest.raises(NotAccepted, match="private network") as caught:
+        WebhookTransport("webhook", {"ops": "https://hooks.example.com/x"}).deliver(
+            message(recipient="webhook:ops"), lambda: None
+        )
     assert caught.value.permanent
 
 
@@ -201,8 +203,10 @@ def test_a_name_is_resolved_once(monkeypatch) -> None:
         raise OSError("unplugged")
 
     monkeypatch.setattr(hooks.socket, "create_connection", connect)
-    with pytest.raises(NotTaken, match="unplugged"):
-        Hook("webhook", {"ops": "https://hooks.example.com/x"}).deliver(message(recipient="webhook:ops"), lambda: None)
+    with pytest.raises(NotAccepted, match="unplugged"):
+        WebhookTransport("webhook", {"ops": "https://hooks.example.com/x"}).deliver(
+            message(recipient="webhook:ops"), lambda: None
+        )
     assert connected == [("8.8.8.8", 443)]
     assert is_public("2606:4700::1111")
 
@@ -225,14 +229,14 @@ def test_a_webhook_is_signed_and_waits_as_asked() -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        hook = Hook(
+        hook = WebhookTransport(
             "webhook",
             {"erp": f"http://127.0.0.1:{server.server_port}/"},
             secrets={"erp": b"s" * 24},
             clock=lambda: 1_795_252_800,
         )
         hook.deliver(message(recipient="webhook:erp"), lambda: None)
-        with pytest.raises(NotTaken) as caught:
+        with pytest.raises(NotAccepted) as caught:
             hook.deliver(message(recipient="webhook:erp"), lambda: None)
     finally:
         server.shutdown()
@@ -250,7 +254,7 @@ def test_a_webhook_is_signed_and_waits_as_asked() -> None:
 def test_a_chat_shows_text_as_it_is() -> None:
     """No mention of everybody, no link but ours, no end of the code block."""
     content = Content("<!channel> a & b", "```<https://x|y>", link="https://gpuledger.example.com/ack?x=1")
-    text = json.loads(Hook("slack", {})._body(Message("k", "idle", "slack:ops", content, 0, 0)))["text"]
+    text = json.loads(WebhookTransport("slack", {})._body(Message("k", "idle", "slack:ops", content, 0, 0)))["text"]
     assert "<!channel>" not in text
     assert text.count("```") == 2
     assert text.endswith("<https://gpuledger.example.com/ack?x=1|Answer it>")

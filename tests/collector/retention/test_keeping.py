@@ -143,7 +143,7 @@ def test_what_only_looks_like_a_name_placements(two_months, run):
 
 
 TOLD = (
-    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms, "
+    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, notified_ms, "
     "acked_by) VALUES "
     "('k', 'idle', 'slurm::1', 'vision', '[\"alice@example.com\", \"lead@example.com\"]', '[]', 0, 0, 0, 'alice')",
     "INSERT INTO outbox (key, recipient, subject, text, html, attachments, made_ms, not_before_ms, state) VALUES "

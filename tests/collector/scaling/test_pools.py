@@ -17,13 +17,13 @@ from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.notifications.sender import Sender
-from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.notifications.webhooks import WebhookTransport
 from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.notifications.outbox import Box
+from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.notifications.outbox import Outbox
 
 ACTING = {
     "min_gpus": 4,
@@ -125,8 +125,10 @@ def test_a_change_is_told_once_signed_and_only_where_the_pool_acts(ledger, pool,
     ]
     with Receiver() as receiver:
         address = f"http://127.0.0.1:{receiver.server.server_port}/scale"
-        hook = Hook("webhook", {"capacity": address}, secrets={"capacity": SECRET}, clock=lambda: 1_700_000_000)
-        box = Box(lambda: open_connection(dsn, autocommit=True))
+        hook = WebhookTransport(
+            "webhook", {"capacity": address}, secrets={"capacity": SECRET}, clock=lambda: 1_700_000_000
+        )
+        box = Outbox(Database(dsn))
         sender = Sender(box, {"webhook": hook}, lambda: hour_ms + 60_000)
         assert sender.send_due().sent == 1
         assert sender.send_due().sent == 0

@@ -22,7 +22,7 @@ from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.notifications import finding_notifications as notifications
 from gpuledger_collector.storage.notifications import outbox
-from gpuledger_collector.storage.notifications.finding_rules import TOLD_STATES, give_back
+from gpuledger_collector.storage.notifications.finding_rules import RECLAIMABLE_STATES, reclaim_command
 from gpuledger_collector.storage.notifications.messages import Message
 
 _OWNER_COLUMNS = {
@@ -292,21 +292,20 @@ class WatchUnit:
 
     def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
         """Workloads of the owner that hold idle GPUs now and could give them back, the dearest day first."""
-        idle = []
-        for holding in notifications.holdings(self.connection, at_ms):
-            findings_of_budget = tuple(
-                card
-                for card in holding.cards
-                if card.finding.state in TOLD_STATES
-                and budget.owner.items() <= {**card.finding.owner, "team": holding.team}.items()
+        found = []
+        for workload in notifications.idle_workloads(self.connection, at_ms):
+            own = tuple(
+                accelerator
+                for accelerator in workload.accelerators
+                if accelerator.finding.state in RECLAIMABLE_STATES
+                and budget.owner.items() <= {**accelerator.finding.owner, "team": workload.team}.items()
             )
-            amounts = dataclasses.replace(holding, cards=findings_of_budget).money()
-            money = {currency: (cost, day) for currency, cost, day in amounts}
+            amounts = dataclasses.replace(workload, accelerators=own).money()
+            money = {currency: (cost, per_day) for currency, cost, per_day in amounts}
             if budget.currency in money:
-                idle.append(
-                    IdleNow(holding.label, len(findings_of_budget), *money[budget.currency], give_back(holding))
-                )
-        return idle
+                command = reclaim_command(workload)
+                found.append(IdleNow(workload.label, len(own), *money[budget.currency], command))
+        return found
 
     def alerts(self, budget: Budget, period: Period) -> Sequence[Alert]:
         """The alerts of a period."""

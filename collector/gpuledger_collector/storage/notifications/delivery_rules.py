@@ -1,15 +1,15 @@
-"""When a message goes out, by what its recipient asked for: quiet hours, one digest instead of many, a cap for a day.
+"""When a message is sent, by the rules of its recipient: quiet hours, a digest instead of many mails, a daily limit.
 
-Hours are wall-clock hours of the recipient's zone, also on the days when clocks are changed: an hour that comes twice
-is quiet twice, one that is left out is quiet never. What is urgent passes all of it. Nothing is dropped: what is not
-sent by itself joins the next digest.
+Quiet hours are wall-clock hours in the recipient's time zone, also when clocks change: an hour that comes twice is
+quiet twice. Urgent messages ignore all rules. Nothing is dropped: what is not sent on its own joins the next digest.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
@@ -21,18 +21,18 @@ DAILY, WEEKLY = "daily", "weekly"
 DIGESTS = ("", DAILY, WEEKLY)
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EVERYBODY = "*"
-"""Names the rules of mail addresses that have none of their own."""
+"""Names the rules of mail addresses without rules of their own."""
 DIGEST = "digest"
-"""The kind of a message that tells of others: it waits for the end of quiet hours and for nothing else."""
-_MOST_QUIET = 26 * 60
-"""Minutes: quiet hours are shorter than a day, and clocks are changed by two hours at most."""
+"""The kind of a digest, which waits for the end of quiet hours and for nothing else."""
+_MAX_QUIET_MINUTES = 26 * 60
+"""Quiet hours are shorter than a day, and clocks change by two hours at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What a recipient asked for. `quiet` and `digest_at` are minutes of the day in `zone`, `digest_on` 0 is Monday.
+class DeliveryRules:
+    """Rules of one recipient. `quiet` and `digest_at` are minutes of the day in `zone`; `digest_on` 0 is Monday.
 
-    `pass_kinds`: kinds of messages that are urgent to this recipient. `max_per_day`: single messages, None: any.
+    `pass_kinds` are kinds of messages that are urgent to this recipient; `max_per_day` limits single messages.
     """
 
     digest: str = ""
@@ -44,20 +44,20 @@ class Rules:
     pass_kinds: tuple[str, ...] = ()
 
 
-NO_RULES = Rules()
+NO_RULES = DeliveryRules()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What becomes of a message: sent by itself at an instant, or told in the digest of that instant."""
+class DeliveryPlan:
+    """When a message is sent: alone at an instant, or in the digest of that instant."""
 
     at_ms: int
-    joins: bool
+    joins_digest: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A message that a digest tells of."""
+class DigestEntry:
+    """A message in a digest."""
 
     kind: str
     made_ms: int
@@ -68,43 +68,45 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Messages to one recipient that are told in one; `zone` is the recipient's."""
+    """Several messages to one recipient, sent as one; `zone` is the recipient's."""
 
     recipient: str
     due_ms: int
     zone: str
-    messages: tuple[Told, ...]
+    messages: tuple[DigestEntry, ...]
 
 
 WriteDigest = Callable[[Digest], Content]
 
 
-def rules_of(recipient: str, rules: Mapping[str, Rules]) -> Rules:
-    """The recipient's own rules, else those of everybody; everybody's do not bind chats and webhooks."""
+def rules_of(recipient: str, rules: Mapping[str, DeliveryRules]) -> DeliveryRules:
+    """The recipient's own rules, else those of everybody, which do not apply to chats and webhooks."""
     own = rules.get(recipient)
     if own is not None:
         return own
     return NO_RULES if recipient.startswith(("slack:", "webhook:")) else rules.get(EVERYBODY, NO_RULES)
 
 
-def plan(rules: Rules, kind: str, at_ms: int, *, urgent: bool, planned: Callable[[Period], int]) -> Plan:
-    """What becomes of a message that may go out from `at_ms` on.
+def plan(
+    rules: DeliveryRules, kind: str, at_ms: int, *, urgent: bool, planned: Callable[[Period], int]
+) -> DeliveryPlan:
+    """Plan a message that may be sent from `at_ms` on.
 
-    `planned`: how many single messages are planned for this recipient in a day (a Period of the recipient's zone).
+    `planned` counts the single messages planned for this recipient on a day (a Period in the recipient's zone).
     """
     if urgent or kind in rules.pass_kinds:
-        return Plan(at_ms, joins=False)
+        return DeliveryPlan(at_ms, joins_digest=False)
     free_ms = end_of_quiet(rules, at_ms)
     if kind == DIGEST:
-        return Plan(free_ms, joins=False)
+        return DeliveryPlan(free_ms, joins_digest=False)
     full = rules.max_per_day is not None and planned(local_day(rules.zone, free_ms)) >= rules.max_per_day
     if rules.digest or full:
-        return Plan(next_digest(rules, at_ms), joins=True)
-    return Plan(free_ms, joins=False)
+        return DeliveryPlan(next_digest(rules, at_ms), joins_digest=True)
+    return DeliveryPlan(free_ms, joins_digest=False)
 
 
-def end_of_quiet(rules: Rules, at_ms: int) -> int:
-    """The instant itself when it is not quiet, else the first whole minute that is not."""
+def end_of_quiet(rules: DeliveryRules, at_ms: int) -> int:
+    """The instant itself outside of quiet hours, else the first whole minute after them."""
     if rules.quiet is None or not _is_quiet(rules.quiet, _minute(rules.zone, at_ms)):
         return at_ms
     return _end_of_quiet(rules.quiet, rules.zone, at_ms // MINUTE_MS) * MINUTE_MS
@@ -113,8 +115,12 @@ def end_of_quiet(rules: Rules, at_ms: int) -> int:
 @lru_cache(maxsize=4096)
 def _end_of_quiet(quiet: tuple[int, int], zone: str, minute: int) -> int:
     return next(
-        (at for at in range(minute, minute + _MOST_QUIET) if not _is_quiet(quiet, _minute(zone, at * MINUTE_MS))),
-        minute + _MOST_QUIET,
+        (
+            at
+            for at in range(minute, minute + _MAX_QUIET_MINUTES)
+            if not _is_quiet(quiet, _minute(zone, at * MINUTE_MS))
+        ),
+        minute + _MAX_QUIET_MINUTES,
     )
 
 
@@ -133,8 +139,8 @@ def _local(zone: str, at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(ZoneInfo(zone))
 
 
-def next_digest(rules: Rules, at_ms: int) -> int:
-    """The first instant after `at_ms` at which a digest is due. An hour that comes twice counts the first time."""
+def next_digest(rules: DeliveryRules, at_ms: int) -> int:
+    """The first instant after `at_ms` at which a digest is due; an hour that comes twice counts the first time."""
     clock = time(rules.digest_at // 60, rules.digest_at % 60)
     first = _local(rules.zone, at_ms).date()
     for ahead in range(9):
@@ -148,27 +154,21 @@ def next_digest(rules: Rules, at_ms: int) -> int:
 def local_day(zone: str, at_ms: int) -> Period:
     """The wall-clock day that holds an instant: 23, 24 or 25 hours."""
     day = _local(zone, at_ms).date()
-    start, end = (
-        round(datetime.combine(one, time(), ZoneInfo(zone)).timestamp()) * 1000
-        for one in (day, day + timedelta(days=1))
-    )
-    return Period(start, end)
+    return Period(_midnight_ms(day, zone), _midnight_ms(day + timedelta(days=1), zone))
 
 
 def local_week(zone: str, at_ms: int) -> Period:
-    """The week from Monday on that holds an instant, in wall-clock days."""
+    """The week, from Monday on, that holds an instant, in wall-clock days."""
     day = _local(zone, at_ms).date()
     monday = day - timedelta(days=day.weekday())
-    start, end = (
-        round(datetime.combine(one, time(), ZoneInfo(zone)).timestamp()) * 1000
-        for one in (monday, monday + timedelta(days=7))
-    )
-    return Period(start, end)
+    return Period(_midnight_ms(monday, zone), _midnight_ms(monday + timedelta(days=7), zone))
 
 
-def counted_kinds(messages: Sequence[Told]) -> list[tuple[str, int]]:
-    """How many messages of each kind, the most first."""
-    counts: dict[str, int] = {}
-    for one in messages:
-        counts[one.kind] = counts.get(one.kind, 0) + 1
+def _midnight_ms(day: date, zone: str) -> int:
+    return round(datetime.combine(day, time(), ZoneInfo(zone)).timestamp()) * 1000
+
+
+def count_kinds(messages: Sequence[DigestEntry]) -> list[tuple[str, int]]:
+    """How many messages of each kind there are, by falling count."""
+    counts = Counter(message.kind for message in messages)
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,43 +1,36 @@
-"""Letters and actions in Postgres (jobs.notify_findings, jobs.reclaim_idle): each episode is told in one
-transaction.
+"""Notifications about findings, and the reclaiming of idle workloads, as rows.
+
+Notifications are written under Lock.NOTIFICATIONS in a READ COMMITTED transaction, not in a snapshot: people may
+acknowledge a notification meanwhile, and the audit log needs its newest row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.notifications import notification_rules as notification_rules
-from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.notifications.finding_rules import (
     ANOMALY,
     IDLE,
-    Action,
-    ActionRule,
-    Card,
-    Contact,
-    Holding,
+    IdleAccelerator,
+    IdleWorkload,
     Notification,
+    ReclaimAction,
+    ReclaimRule,
 )
-from gpuledger_collector.storage.notifications.messages import Message
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-LATELY_MS = 2 * DAY_MS
-"""What was seen of an anomaly longer ago than this is history."""
-_LETTER = (
+RECENT_MS = 2 * DAY_MS
+"""Anomalies last seen longer ago than this are history."""
+_COLUMNS = (
     "id",
     "key",
     "kind",
@@ -47,7 +40,7 @@ _LETTER = (
     "findings",
     "since_ms",
     "until_ms",
-    "told_ms",
+    "notified_ms",
     "escalated_ms",
     "acked_ms",
     "acked_by",
@@ -55,7 +48,7 @@ _LETTER = (
     "why",
     "closed_ms",
 )
-_ACTION = (
+_ACTION_COLUMNS = (
     "id",
     "key",
     "notification_id",
@@ -71,312 +64,130 @@ _ACTION = (
 )
 
 
-@dataclass(frozen=True)
-class NotificationStore:
-    """Where letters are kept; `connect` opens an autocommit connection."""
-
-    connect: Callable[[], Connection]
-
-    @contextmanager
-    def unit(self) -> Iterator[NotificationTransaction]:
-        """A transaction, alone in writing letters; undone when the block raises."""
-        with self.connect() as connection, connection.transaction():
-            locks.take(connection, Lock.NOTIFICATIONS)
-            yield NotificationTransaction(connection)
-
-    @contextmanager
-    def alone(self, action: Action) -> Iterator[bool]:
-        """Whether nobody else does any action while the block runs; the lock ends with its session."""
-        with locks.tried(self.connect, Lock.ACTIONS) as holder:
-            # What another has ended meanwhile is not begun again: the state may be older than the lock.
-            query = "SELECT state FROM reclaim_action WHERE id = %s"
-            state = None if holder is None else holder.execute(query, (action.id,)).fetchone()
-            yield state is not None and state[0] == action.state
+@contextmanager
+def writing(database: Database, *, dry_run: bool = False) -> Iterator[Connection]:
+    """A transaction that is alone in writing notifications and reclaim actions; `dry_run` rolls it back."""
+    with database.transaction(dry_run=dry_run) as connection:
+        locks.take(connection, Lock.NOTIFICATIONS)
+        yield connection
 
 
-@dataclass
-class Rehearsal:
-    """jobs.notify_findings.Letters whose letters are kept nowhere but in `put`; `connection` is an autocommit one."""
-
-    connection: Connection
-    put: list[Message] = field(default_factory=list)
-
-    @contextmanager
-    def unit(self) -> Iterator[RehearsedUnit]:
-        """A transaction that is undone."""
-        with self.connection.transaction(force_rollback=True):
-            yield RehearsedUnit(self.connection, self.put)
+def ongoing_anomalies(connection: Connection, at_ms: int) -> list[Finding]:
+    """Anomalies of spending that are ongoing."""
+    anomalies = findings.overlapping(connection, ANOMALY, at_ms - RECENT_MS, at_ms + 1)
+    return [finding for finding in anomalies if finding.resolved_ms is None and finding.until_ms >= at_ms - RECENT_MS]
 
 
-@dataclass(frozen=True)
-class NotificationTransaction:
-    """What the writing of letters reads and writes, over one connection inside a transaction."""
-
-    connection: Connection
-
-    def contacts(self) -> Sequence[Contact]:
-        """Who is written to."""
-        return notification_rules.contacts(self.connection)
-
-    def actions(self) -> Sequence[ActionRule]:
-        """What teams opted in to."""
-        return notification_rules.actions(self.connection)
-
-    def prices(self) -> Sequence[Price]:
-        """The price book in force."""
-        return prices.current(self.connection)
-
-    def purchase_choices(self) -> Sequence[PurchaseChoice]:
-        """Which way of buying applies where, by position."""
-        return commitments.choices(self.connection)
-
-    def holdings(self, at_ms: int) -> Sequence[Holding]:
-        """Workloads with accelerators that are found idle now, the dearest day first."""
-        return holdings(self.connection, at_ms)
-
-    def anomalies(self, at_ms: int) -> Sequence[Finding]:
-        """Spending that stands out and goes on."""
-        found = findings.overlapping(self.connection, ANOMALY, at_ms - LATELY_MS, at_ms + 1)
-        return [one for one in found if one.resolved_ms is None and one.until_ms >= at_ms - LATELY_MS]
-
-    def idle_between(self, start_ms: int, end_ms: int) -> Sequence[Mapping[str, Any]]:
-        """Idle findings of a period with names, and `gpu_micro` of the accelerator."""
-        sizes: dict[int, int] = dict(self.connection.execute("SELECT id, gpu_micro FROM accelerator").fetchall())
-        rows = findings.named(self.connection, IDLE, start_ms, end_ms)
-        return [{**row, "gpu_micro": sizes.get(row["accelerator_id"], 0)} for row in rows]
-
-    def notifications(self, kind: str, since_ms: int) -> Sequence[Notification]:
-        """Letters of a kind that were told since, go on, or are meant so."""
-        rows = self.connection.execute(
-            f"SELECT {', '.join(_LETTER)} FROM notification WHERE kind = %s "
-            "AND (told_ms >= %s OR closed_ms IS NULL OR ack_until_ms >= %s) ORDER BY id",
-            (kind, since_ms, since_ms),
-        )
-        return [_notification(row) for row in rows]
-
-    def add(self, notification: Notification) -> int | None:
-        """A letter, with its number; None when its episode was told before."""
-        row = self.connection.execute(
-            "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms) "
-            "VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s) ON CONFLICT (key) DO NOTHING RETURNING id",
-            (
-                notification.key,
-                notification.kind,
-                notification.subject,
-                notification.team,
-                json.dumps(notification.recipients),
-                json.dumps(notification.findings),
-                notification.since_ms,
-                notification.until_ms,
-                notification.told_ms,
-            ),
-        ).fetchone()
-        return None if row is None else int(row[0])
-
-    def keep(self, notification: Notification) -> None:
-        """A letter as it is now."""
-        self.connection.execute(
-            "UPDATE notification SET findings = %s::jsonb, until_ms = %s, escalated_ms = %s, closed_ms = %s WHERE "
-            "id = %s",
-            (
-                json.dumps(notification.findings),
-                notification.until_ms,
-                notification.escalated_ms,
-                notification.closed_ms,
-                notification.id,
-            ),
-        )
-
-    def put(self, message: Message) -> bool:
-        """A message of this transaction."""
-        return outbox.put(self.connection, message)
-
-    def sent_ms(self, notification: Notification) -> int | None:
-        """When one of those it was for had the letter, by itself or in a digest; None: nobody yet."""
-        row = self.connection.execute(
-            "SELECT min(coalesce(d.sent_ms, o.sent_ms)) FROM outbox o LEFT JOIN outbox d ON d.id = o.digest_id "
-            "WHERE o.kind = %s AND o.key = ANY(%s) AND (o.state = 'sent' OR o.state = 'joined' AND d.state = 'sent')",
-            (notification.kind, message_keys(self.connection, notification)),
-        ).fetchone()
-        return None if row is None or row[0] is None else int(row[0])
-
-    def shown(self) -> Sequence[Action]:
-        """Actions that were shown or begun and not ended."""
-        rows = self.connection.execute(
-            f"SELECT {', '.join(_ACTION)} FROM reclaim_action WHERE state IN ('shown', 'doing') "
-            "ORDER BY first_shown_ms, id"
-        )
-        return [Action(*row) for row in rows]
-
-    def show(
-        self, key: str, notification: Notification, rule: ActionRule, target: Mapping[str, str], at_ms: int
-    ) -> bool:
-        """A dry run shows this; False when it was done before. What was spared begins anew."""
-        row = self.connection.execute(
-            "INSERT INTO reclaim_action AS a (key, notification_id, what, target, team, state, first_shown_ms, "
-            "last_shown_ms) "
-            "VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON CONFLICT (key) DO UPDATE SET state = 'shown', "
-            "last_shown_ms = excluded.last_shown_ms, detail = '', first_shown_ms = CASE WHEN a.state = 'spared' "
-            "THEN excluded.first_shown_ms ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
-            (key, notification.id, rule.do, json.dumps(dict(target)), notification.team, at_ms, at_ms),
-        ).fetchone()
-        return row is not None
-
-    def spare(self, action: Action, why: str) -> None:
-        """It is not shown any more."""
-        self.connection.execute(
-            "UPDATE reclaim_action SET state = 'spared', detail = %s WHERE id = %s AND state = 'shown'",
-            (why, action.id),
-        )
-
-    def begun_since(self, team: str, since_ms: int) -> int:
-        """How many actions of a team were begun since."""
-        row = self.connection.execute(
-            "SELECT count(*) FROM reclaim_action WHERE team = %s AND acted_ms >= %s", (team, since_ms)
-        ).fetchone()
-        return 0 if row is None else int(row[0])
-
-    def begin(self, action: Action, at_ms: int, who: str) -> bool:
-        """It is done from now on; False when another does it. It is in the audit log before it is done."""
-        row = self.connection.execute(
-            "UPDATE reclaim_action SET state = 'doing', acted_ms = %s WHERE id = %s AND state = 'shown' RETURNING 1",
-            (at_ms, action.id),
-        ).fetchone()
-        if row is not None:
-            audit.record(self.connection, [_change(action, None, "doing")], at_ms, who)
-        return row is not None
-
-    def end(self, action: Action, state: str, detail: str, at_ms: int, who: str) -> bool:
-        """What came of it: done, or failed; False when that is known already."""
-        row = self.connection.execute(
-            "UPDATE reclaim_action SET state = %s, done_ms = %s, detail = %s WHERE id = %s "
-            "AND state = 'doing' RETURNING 1",
-            (state, at_ms, detail[:500], action.id),
-        ).fetchone()
-        if row is not None:
-            audit.record(self.connection, [_change(action, "doing", state, detail[:500])], at_ms, who)
-        return row is not None
+def idle_between(connection: Connection, start_ms: int, end_ms: int) -> list[dict[str, Any]]:
+    """Idle findings of a period with readable names, and `gpu_micro` of the accelerator."""
+    sizes: dict[int, int] = dict(connection.execute("SELECT id, gpu_micro FROM accelerator").fetchall())
+    rows = findings.named(connection, IDLE, start_ms, end_ms)
+    return [{**row, "gpu_micro": sizes.get(row["accelerator_id"], 0)} for row in rows]
 
 
-@dataclass(frozen=True)
-class RehearsedUnit(NotificationTransaction):
-    """The same, which remembers the messages."""
-
-    messages: list[Message]
-
-    def put(self, message: Message) -> bool:
-        """A message that nobody gets."""
-        new = super().put(message)
-        if new:
-            self.messages.append(message)
-        return new
+def recent(connection: Connection, kind: str, since_ms: int) -> list[Notification]:
+    """Notifications of a kind that were sent since, are ongoing, or are acknowledged."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM notification WHERE kind = %s "
+        "AND (notified_ms >= %s OR closed_ms IS NULL OR ack_until_ms >= %s) ORDER BY id",
+        (kind, since_ms, since_ms),
+    )
+    return [_notification(row) for row in rows]
 
 
-def _change(action: Action, before: str | None, after: str, detail: str = "") -> audit.Change:
-    def said(state: str) -> dict[str, object]:
-        return {
-            "do": action.what,
-            "target": dict(action.target),
-            "notification": action.notification_id,
-            "state": state,
-        }
+def by_id(connection: Connection, notification_id: int) -> Notification | None:
+    """A notification by its id."""
+    row = connection.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM notification WHERE id = %s", (notification_id,)
+    ).fetchone()
+    return None if row is None else _notification(row)
 
-    old = None if before is None else said(before)
-    return audit.Change("give_back", action.key, old, {**said(after), **({"detail": detail} if detail else {})})
+
+def newest(connection: Connection, limit: int) -> list[Notification]:
+    """The last notifications, newest first."""
+    rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM notification ORDER BY id DESC LIMIT %s", (limit,))
+    return [_notification(row) for row in rows]
 
 
 def _notification(row: Sequence[Any]) -> Notification:
-    facts = dict(zip(_LETTER, row, strict=True))
-    return Notification(**{**facts, "recipients": tuple(facts["recipients"]), "findings": tuple(facts["findings"])})
+    cells = dict(zip(_COLUMNS, row, strict=True))
+    return Notification(**{**cells, "recipients": tuple(cells["recipients"]), "findings": tuple(cells["findings"])})
 
 
-def message_keys(connection: Connection, notification: Notification) -> list[str]:
-    """Keys of the messages that told of a letter: those of the letters that went out with it, at its instant."""
-    rows = connection.execute(
-        "SELECT id FROM notification WHERE kind = %s AND told_ms = %s AND recipients = %s::jsonb",
-        (notification.kind, notification.told_ms, json.dumps(notification.recipients)),
+def add(connection: Connection, notification: Notification) -> int | None:
+    """Insert a notification and return its id; None when there is one for its episode already."""
+    row = connection.execute(
+        "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, notified_ms) "
+        "VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s) ON CONFLICT (key) DO NOTHING RETURNING id",
+        (
+            notification.key,
+            notification.kind,
+            notification.subject,
+            notification.team,
+            json.dumps(notification.recipients),
+            json.dumps(notification.findings),
+            notification.since_ms,
+            notification.until_ms,
+            notification.notified_ms,
+        ),
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def update(connection: Connection, notification: Notification) -> None:
+    """Store the findings, end, escalation and closing of a notification."""
+    connection.execute(
+        "UPDATE notification SET findings = %s::jsonb, until_ms = %s, escalated_ms = %s, closed_ms = %s WHERE id = %s",
+        (
+            json.dumps(notification.findings),
+            notification.until_ms,
+            notification.escalated_ms,
+            notification.closed_ms,
+            notification.id,
+        ),
     )
-    return [f"{notification.kind}/{number}" for (number,) in rows]
-
-
-def holdings(connection: Connection, at_ms: int) -> list[Holding]:
-    """Workloads with accelerators that are found idle now, the dearest day first, then by id."""
-    facts = {row["key"]: row for row in findings.named(connection, IDLE, at_ms, at_ms + 1)}
-    by_workload: dict[int, list[Card]] = {}
-    for one in findings.overlapping(connection, IDLE, at_ms, at_ms + 1):
-        if one.resolved_ms is None and one.workload_id is not None:
-            row = facts.get(one.key, {})
-            card = Card(one, row.get("model") or "", row.get("gpu_index"))
-            by_workload.setdefault(one.workload_id, []).append(card)
-    rows = connection.execute(
-        "SELECT id, kind, external_id, coalesce(name, ''), coalesce(user_name, ''), tags FROM workload "
-        "WHERE id = ANY(%s)",
-        (list(by_workload),),
-    )
-    since = {number: min(card.finding.since_ms for card in cards) for number, cards in by_workload.items()}
-    held = _held(connection, since, at_ms)
-    made = [
-        Holding(
-            row[0],
-            row[1],
-            row[2],
-            row[3],
-            row[4],
-            row[5],
-            tuple(by_workload[row[0]]),
-            max(held.get(row[0], 0), len(by_workload[row[0]])),
-        )
-        for row in rows
-    ]
-    return sorted(made, key=lambda one: (-max((day for _, _, day in one.money()), default=0), one.workload_id))
-
-
-def _held(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> dict[int, int]:
-    """How many accelerators each of these workloads holds, by the usage from three hours before it went idle.
-
-    Those of a node that nobody sees now are among them: that they are idle, too, is not known.
-    """
-    from_ms = {number: min(since, at_ms) - 3 * HOUR_MS for number, since in since_ms.items()}
-    rows = connection.execute(
-        "SELECT u.workload_id, count(DISTINCT u.accelerator_id) FROM usage_hour u "
-        "JOIN unnest(%s::bigint[], %s::bigint[]) AS idle (id, from_ms) ON u.workload_id = idle.id "
-        "AND u.hour_ms >= idle.from_ms WHERE u.hour_ms >= %s AND u.hour_ms <= %s GROUP BY 1",
-        (list(from_ms), list(from_ms.values()), min(from_ms.values(), default=at_ms), at_ms),
-    )
-    return {int(workload): int(count) for workload, count in rows}
 
 
 def acknowledge(
     connection: Connection, notification_id: int, who: str, until_ms: int, why: str, at_ms: int
 ) -> Notification | None:
-    """It is meant so until then, in the caller's transaction and in the audit log; None where there is no such one."""
+    """Acknowledge a notification until an instant, with an entry in the audit log; None when it does not exist."""
     row = connection.execute(
         "UPDATE notification SET acked_ms = %s, acked_by = %s, ack_until_ms = %s, why = %s WHERE id = %s "
-        f"RETURNING {', '.join(_LETTER)}",
+        f"RETURNING {', '.join(_COLUMNS)}",
         (at_ms, who, until_ms, why, notification_id),
     ).fetchone()
     if row is None:
         return None
     notification = _notification(row)
-    change = audit.Change(
-        "notification", notification.key, None, {"acknowledged_until_ms": until_ms, "why": why, "by": who}
-    )
-    audit.record(connection, [change], at_ms, who)
+    after = {"acknowledged_until_ms": until_ms, "why": why, "by": who}
+    audit.record(connection, [audit.Change("notification", notification.key, None, after)], at_ms, who)
     return notification
 
 
-def by_id(connection: Connection, notification_id: int) -> Notification | None:
-    """A letter by its number."""
+def sent_ms(connection: Connection, notification: Notification) -> int | None:
+    """When the first recipient's server accepted the mail, alone or in a digest; None: not yet."""
     row = connection.execute(
-        f"SELECT {', '.join(_LETTER)} FROM notification WHERE id = %s", (notification_id,)
+        "SELECT min(coalesce(d.sent_ms, o.sent_ms)) FROM outbox o LEFT JOIN outbox d ON d.id = o.digest_id "
+        "WHERE o.kind = %s AND o.key = ANY(%s) AND (o.state = 'sent' OR o.state = 'joined' AND d.state = 'sent')",
+        (notification.kind, _message_keys(connection, notification)),
     ).fetchone()
-    return None if row is None else _notification(row)
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def _message_keys(connection: Connection, notification: Notification) -> list[str]:
+    """Keys of the mail it was in: one mail has the notifications of one instant, and the first of them names it."""
+    rows = connection.execute(
+        "SELECT id FROM notification WHERE kind = %s AND notified_ms = %s AND recipients = %s::jsonb",
+        (notification.kind, notification.notified_ms, json.dumps(notification.recipients)),
+    )
+    return [f"{notification.kind}/{notification_id}" for (notification_id,) in rows]
 
 
 def subject_of(connection: Connection, notification: Notification) -> str:
-    """What a letter is about, as people call it."""
+    """What a notification is about, as people call it."""
     if notification.kind != IDLE:
-        job = notification.matter.removeprefix(notification.subject).removeprefix(":")
+        job = notification.deduplication_key.removeprefix(notification.subject).removeprefix(":")
         return f"spending of {f'{job} of ' if job else ''}{notification.subject.rpartition(':')[0]}"
     row = connection.execute(
         "SELECT coalesce(nullif(name, ''), external_id) FROM workload WHERE id::text = %s", (notification.subject,)
@@ -384,13 +195,145 @@ def subject_of(connection: Connection, notification: Notification) -> str:
     return notification.subject if row is None else str(row[0])
 
 
-def newest(connection: Connection, most: int) -> list[Notification]:
-    """The last letters, newest first."""
-    rows = connection.execute(f"SELECT {', '.join(_LETTER)} FROM notification ORDER BY id DESC LIMIT %s", (most,))
-    return [_notification(row) for row in rows]
+def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
+    """Workloads with accelerators that are idle now, by falling cost of a day, then by id."""
+    names = {row["key"]: row for row in findings.named(connection, IDLE, at_ms, at_ms + 1)}
+    by_workload: dict[int, list[IdleAccelerator]] = {}
+    for finding in findings.overlapping(connection, IDLE, at_ms, at_ms + 1):
+        if finding.resolved_ms is None and finding.workload_id is not None:
+            row = names.get(finding.key, {})
+            accelerator = IdleAccelerator(finding, row.get("model") or "", row.get("gpu_index"))
+            by_workload.setdefault(finding.workload_id, []).append(accelerator)
+    rows = connection.execute(
+        "SELECT id, kind, external_id, coalesce(name, ''), coalesce(user_name, ''), tags FROM workload "
+        "WHERE id = ANY(%s)",
+        (list(by_workload),),
+    ).fetchall()
+    since_ms = {
+        workload_id: min(accelerator.finding.since_ms for accelerator in accelerators)
+        for workload_id, accelerators in by_workload.items()
+    }
+    held = _held(connection, since_ms, at_ms)
+    workloads = []
+    for workload_id, kind, external_id, name, user, tags in rows:
+        idle = tuple(by_workload[workload_id])
+        count = max(held.get(workload_id, 0), len(idle))
+        workloads.append(IdleWorkload(workload_id, kind, external_id, name, user, tags, idle, count))
+
+    def order(workload: IdleWorkload) -> tuple[int, int]:
+        return -max((per_day for _, _, per_day in workload.money()), default=0), workload.workload_id
+
+    return sorted(workloads, key=order)
 
 
-def actions(connection: Connection, most: int) -> list[Action]:
+def _held(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> dict[int, int]:
+    """How many accelerators each of these workloads holds, by the usage from three hours before it went idle.
+
+    Accelerators of a silent node count: whether they are idle, too, is not known.
+    """
+    from_ms = {workload_id: min(since, at_ms) - 3 * HOUR_MS for workload_id, since in since_ms.items()}
+    rows = connection.execute(
+        "SELECT u.workload_id, count(DISTINCT u.accelerator_id) FROM usage_hour u "
+        "JOIN unnest(%s::bigint[], %s::bigint[]) AS idle (id, from_ms) ON u.workload_id = idle.id "
+        "AND u.hour_ms >= idle.from_ms WHERE u.hour_ms >= %s AND u.hour_ms <= %s GROUP BY 1",
+        (list(from_ms), list(from_ms.values()), min(from_ms.values(), default=at_ms), at_ms),
+    )
+    return {int(workload_id): int(count) for workload_id, count in rows}
+
+
+@contextmanager
+def reclaiming(database: Database, action: ReclaimAction) -> Iterator[bool]:
+    """Whether this action is ours while the block runs: no other process reclaims, and its state is unchanged.
+
+    The lock ends with its session, so also with this process.
+    """
+    with database.try_hold(Lock.ACTIONS) as holder:
+        # The action was read before the lock was taken: another process may have finished it meanwhile.
+        query = "SELECT state FROM reclaim_action WHERE id = %s"
+        row = None if holder is None else holder.execute(query, (action.id,)).fetchone()
+        yield row is not None and row[0] == action.state
+
+
+def actions(connection: Connection, limit: int) -> list[ReclaimAction]:
     """The last actions, newest first."""
-    rows = connection.execute(f"SELECT {', '.join(_ACTION)} FROM reclaim_action ORDER BY id DESC LIMIT %s", (most,))
-    return [Action(*row) for row in rows]
+    columns = ", ".join(_ACTION_COLUMNS)
+    rows = connection.execute(f"SELECT {columns} FROM reclaim_action ORDER BY id DESC LIMIT %s", (limit,))
+    return [ReclaimAction(*row) for row in rows]
+
+
+def open_actions(connection: Connection) -> list[ReclaimAction]:
+    """Actions that are shown by a dry run, or begun and not ended."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_ACTION_COLUMNS)} FROM reclaim_action WHERE state IN ('shown', 'doing') "
+        "ORDER BY first_shown_ms, id"
+    )
+    return [ReclaimAction(*row) for row in rows]
+
+
+def show(
+    connection: Connection,
+    key: str,
+    notification: Notification,
+    rule: ReclaimRule,
+    target: Mapping[str, str],
+    at_ms: int,
+) -> bool:
+    """Record that a dry run shows this action; False when it was done before. A spared one starts again."""
+    row = connection.execute(
+        "INSERT INTO reclaim_action AS a "
+        "(key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms) "
+        "VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON CONFLICT (key) DO UPDATE SET state = 'shown', "
+        "last_shown_ms = excluded.last_shown_ms, detail = '', first_shown_ms = CASE WHEN a.state = 'spared' "
+        "THEN excluded.first_shown_ms ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
+        (key, notification.id, rule.do, json.dumps(dict(target)), notification.team, at_ms, at_ms),
+    ).fetchone()
+    return row is not None
+
+
+def spare(connection: Connection, action: ReclaimAction, why: str) -> None:
+    """Record that a shown action is spared."""
+    connection.execute(
+        "UPDATE reclaim_action SET state = 'spared', detail = %s WHERE id = %s AND state = 'shown'", (why, action.id)
+    )
+
+
+def count_begun(connection: Connection, team: str, since_ms: int) -> int:
+    """How many actions of a team were begun since an instant."""
+    row = connection.execute(
+        "SELECT count(*) FROM reclaim_action WHERE team = %s AND acted_ms >= %s", (team, since_ms)
+    ).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def begin(connection: Connection, action: ReclaimAction, at_ms: int, who: str) -> bool:
+    """Record, in the audit log too, that an action is about to be done; False when another process does it."""
+    row = connection.execute(
+        "UPDATE reclaim_action SET state = 'doing', acted_ms = %s WHERE id = %s AND state = 'shown' RETURNING 1",
+        (at_ms, action.id),
+    ).fetchone()
+    if row is not None:
+        change = audit.Change("give_back", action.key, None, _audited(action, "doing"))
+        audit.record(connection, [change], at_ms, who)
+    return row is not None
+
+
+def end(connection: Connection, action: ReclaimAction, state: str, detail: str, at_ms: int, who: str) -> bool:
+    """Record the outcome of an action, done or failed; False when it is recorded already."""
+    row = connection.execute(
+        "UPDATE reclaim_action SET state = %s, done_ms = %s, detail = %s WHERE id = %s AND state = 'doing' RETURNING 1",
+        (state, at_ms, detail[:500], action.id),
+    ).fetchone()
+    if row is not None:
+        after = _audited(action, state) | ({"detail": detail[:500]} if detail else {})
+        change = audit.Change("give_back", action.key, _audited(action, "doing"), after)
+        audit.record(connection, [change], at_ms, who)
+    return row is not None
+
+
+def _audited(action: ReclaimAction, state: str) -> dict[str, object]:
+    return {
+        "do": action.what,
+        "target": dict(action.target),
+        "notification": action.notification_id,
+        "state": state,
+    }

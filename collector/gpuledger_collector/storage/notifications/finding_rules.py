@@ -1,16 +1,15 @@
-"""Notifications about what was found: who is written to, what is worth a letter, how it is given back, and what may be
-done.
+"""Rules of notifications about findings: who is notified, what is worth it, and which idle workloads may be reclaimed.
 
-A letter is about an episode: one workload that holds GPUs which do nothing. What decides is here and pure; the guards
-of the search (warm replicas, pauses with a rhythm, missing data) are held up a second time, because a wrong letter
-costs more trust than ten right ones earn.
+A notification is about an episode: one workload that holds idle GPUs. The rules are pure functions. They apply the
+guards of the detector (warm replicas, missing data) a second time, because one wrong notification costs more trust than
+ten right ones earn.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
@@ -20,25 +19,27 @@ from gpuledger_collector.storage.notifications.messages import is_address
 
 MINUTE_MS = 60_000
 IDLE, ANOMALY = "idle", "anomaly"
-TOLD_STATES = ("never_used", "gone_idle")
-"""States that mean that a holder could give the GPU back."""
-LEAST_MINUTES = 20
-"""Under it no pause is told, whatever a file declares: it is the usual gap between two pieces of work."""
+RECLAIMABLE_STATES = ("never_used", "gone_idle")
+"""States in which the holder could give the GPU back."""
+MIN_IDLE_MINUTES = 20
+"""Minimum idle time before notifying, whatever a file declares: shorter pauses are usual between pieces of work."""
 FRESH_MS = 45 * MINUTE_MS
-"""What was last seen longer ago than this is missing data, not idleness."""
+"""A finding last seen longer ago than this means missing data, not idleness."""
 LINK_MS = 14 * DAY_MS
-"""How long the link of a letter serves."""
-MOST_MUTE_DAYS = 90
+"""How long the link of a notification is valid."""
+MAX_ACK_DAYS = 90
 ANYBODY = "*"
+NOT_SEEN = "not seen for 45 minutes"
+NOT_NOTIFIED = "its people were not notified yet"
 SCANCEL, EVICT, WEBHOOK = "scancel", "evict", "webhook:"
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """Who is written to: of a user (`user`, `address`) or of a team (the rest); `*` is any that has none of its own.
+    """Whom to notify: for a user (`user`, `address`) or for a team (the rest); `*` is any without a contact of its own.
 
-    `address` may hold {user}. `tag`: a tag of workloads that names an address of one of `domains`. `summary`: leads
-    get one of each week. Confidence is in percent.
+    `address` may contain {user}. `tag` is a workload tag that may name an address in one of `domains`. With `summary`
+    the leads get a summary of each week. Confidence is in percent.
     """
 
     name: str
@@ -57,17 +58,17 @@ class Contact:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionRule:
-    """What a team opted in to: what is done (`do`: scancel, evict or webhook:NAME) to which of its workloads, and when.
+class ReclaimRule:
+    """What a team opted in to: how its idle workloads are reclaimed (`do`: scancel, evict or webhook:NAME), and when.
 
-    It has been idle for `after_minutes`, its people were told `notice_minutes` before, and a dry run has shown it for
-    `dry_run_hours` without a break; at most `max_per_hour` workloads of the team an hour.
+    A workload must be idle for `after_minutes`, its people notified `notice_minutes` before, and a dry run must have
+    shown it for `dry_run_hours` without a break; at most `max_per_hour` workloads of the team are reclaimed an hour.
     """
 
     name: str
     team: str
     do: str
-    states: tuple[str, ...] = TOLD_STATES
+    states: tuple[str, ...] = RECLAIMABLE_STATES
     after_minutes: int = 240
     notice_minutes: int = 120
     dry_run_hours: int = 24
@@ -76,7 +77,7 @@ class ActionRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class IdleAccelerator:
     """One idle accelerator of a workload."""
 
     finding: Finding
@@ -85,13 +86,13 @@ class Card:
 
     @property
     def node(self) -> str:
-        """Where it stands."""
+        """The node it is on."""
         return str(self.finding.evidence.get("node", ""))
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """A workload and those of its accelerators that are found idle; it holds `held` altogether."""
+class IdleWorkload:
+    """A workload and its idle accelerators; `held` counts all accelerators that it holds."""
 
     workload_id: int
     kind: str
@@ -99,53 +100,52 @@ class Holding:
     name: str
     user: str
     tags: Mapping[str, str]
-    cards: tuple[Card, ...]
+    accelerators: tuple[IdleAccelerator, ...]
     held: int
 
     @property
     def team(self) -> str:
-        """Whose it is."""
-        return self.cards[0].finding.team
+        """The team that pays for it."""
+        return self.accelerators[0].finding.team
 
     @property
     def since_ms(self) -> int:
-        """Since when one of them does nothing."""
-        return min(card.finding.since_ms for card in self.cards)
+        """Since when the first of them is idle."""
+        return min(accelerator.finding.since_ms for accelerator in self.accelerators)
 
     @property
     def until_ms(self) -> int:
-        """Seen up to here."""
-        return max(card.finding.until_ms for card in self.cards)
+        """Up to when they were seen."""
+        return max(accelerator.finding.until_ms for accelerator in self.accelerators)
 
     @property
     def confidence(self) -> float:
-        """Of the least sure of them."""
-        return min(card.finding.confidence for card in self.cards)
+        """The lowest confidence among them."""
+        return min(accelerator.finding.confidence for accelerator in self.accelerators)
 
     @property
-    def whole(self) -> bool:
-        """Whether all that it holds is idle: only then does ending it harm nobody."""
-        return len(self.cards) >= self.held
+    def is_entirely_idle(self) -> bool:
+        """Whether everything it holds is idle: only then does ending it harm nobody."""
+        return len(self.accelerators) >= self.held
 
     @property
     def label(self) -> str:
-        """As people call it."""
+        """The name that people know."""
         return self.name or self.external_id
 
     def money(self) -> list[tuple[str, int, int]]:
-        """(currency, cost so far, cost of a further day) in micro-units; what has no price is left out."""
+        """(currency, cost so far, cost of a further day) in micro-units; unpriced accelerators are left out."""
         sums: dict[str, tuple[int, int]] = {}
-        for card in self.cards:
-            one = card.finding
-            if one.currency is not None and one.cost_micro is not None:
-                cost, day = sums.get(one.currency, (0, 0))
-                sums[one.currency] = (cost + one.cost_micro, day + (one.per_day_micro or 0))
+        for finding in (accelerator.finding for accelerator in self.accelerators):
+            if finding.currency is not None and finding.cost_micro is not None:
+                cost, day = sums.get(finding.currency, (0, 0))
+                sums[finding.currency] = (cost + finding.cost_micro, day + (finding.per_day_micro or 0))
         return [(currency, *sums[currency]) for currency in sorted(sums)]
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """An episode that people were told of. `acked_ms`: it is meant so, until `ack_until_ms`."""
+    """An episode that people were notified of; when acknowledged, until `ack_until_ms`."""
 
     id: int
     key: str
@@ -156,7 +156,7 @@ class Notification:
     findings: tuple[str, ...]
     since_ms: int
     until_ms: int
-    told_ms: int
+    notified_ms: int
     escalated_ms: int | None = None
     acked_ms: int | None = None
     acked_by: str = ""
@@ -165,38 +165,38 @@ class Notification:
     closed_ms: int | None = None
 
     @property
-    def matter(self) -> str:
-        """What it is about (see deduplication_key)."""
-        return deduplication_key(self.key, self.subject)
+    def deduplication_key(self) -> str:
+        """What it is about (see deduplication_key_of)."""
+        return deduplication_key_of(self.key, self.subject)
 
-    def acknowledged(self, at_ms: int) -> bool:
-        """Whether somebody said that it is meant so, and that still holds."""
+    def is_acknowledged(self, at_ms: int) -> bool:
+        """Whether somebody acknowledged it, and that is still in force."""
         return self.ack_until_ms is not None and at_ms < self.ack_until_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One workload in a letter, with the number that its link is made for."""
+    """One workload in a mail, with the notification that its link acknowledges."""
 
     notification_id: int
-    holding: Holding
+    workload: IdleWorkload
 
 
 @dataclass(frozen=True, slots=True)
-class IdleNews:
-    """What a letter tells. `told_ms`: it goes to those above, and the owner was told then."""
+class IdleNotice:
+    """Content of a mail about idle GPUs. `notified_ms`: it goes to the leads, and the owner was notified then."""
 
     sections: tuple[Section, ...]
     at_ms: int
     escalate_days: int
-    told_ms: int | None = None
-    told_to: tuple[str, ...] = ()
+    notified_ms: int | None = None
+    notified: tuple[str, ...] = ()
     to_owner: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class AnomalyNews:
-    """Spending that stands out, of one owner."""
+class AnomalyNotice:
+    """Content of a mail about anomalous spending."""
 
     notification_id: int
     finding: Finding
@@ -204,8 +204,8 @@ class AnomalyNews:
 
 
 @dataclass(frozen=True, slots=True)
-class Wasted:
-    """What one workload wasted in a week: GPU-nanoseconds and micro-units (None: no price)."""
+class WastedUsage:
+    """Idle usage of one workload in a week: GPU-nanoseconds and micro-units (None: no price)."""
 
     label: str
     user: str
@@ -213,104 +213,104 @@ class Wasted:
     gpu_ns: int
     currency: str | None
     cost_micro: int | None
-    goes_on: bool
+    ongoing: bool
     per_day_micro: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryNews:
-    """A team's week: what it wasted, and what came of the letters."""
+class WeeklySummary:
+    """A team's week: its idle usage, and what became of the notifications."""
 
     team: str
     start_ms: int
     end_ms: int
     zone: str
-    wasted: tuple[Wasted, ...]
-    told: int
+    wasted: tuple[WastedUsage, ...]
+    notified: int
     acknowledged: int
-    gave_back: int
-    unreachable: tuple[str, ...] = field(default_factory=tuple)
+    ended: int
+    unreachable: tuple[str, ...] = ()
 
 
-def deduplication_key(key: str, subject: str) -> str:
-    """What an episode is about: a workload, an owner's spending in a currency, or one job's storm, which its key names.
+def deduplication_key_of(key: str, subject: str) -> str:
+    """What an episode is about: a workload, an owner's spending in a currency, or one job's storm, named by its key.
 
-    A storm of some cents is another matter than the spending of the same owner: neither hides the other.
+    A storm that costs a few cents and the owner's spending as a whole do not hide each other.
     """
     storm = f"{ANOMALY}:storm:{subject}:"
     return f"{subject}:{key.removeprefix(storm).rpartition(':')[0]}" if key.startswith(storm) else subject
 
 
-def of_team(contacts: Iterable[Contact], team: str) -> Contact:
-    """The contact of a team, else that of any team, else one without people."""
-    teams = {one.team: one for one in contacts if one.team}
+def team_contact(contacts: Iterable[Contact], team: str) -> Contact:
+    """The contact of a team, else the contact of any team, else one without people."""
+    teams = {contact.team: contact for contact in contacts if contact.team}
     return teams.get(team) or teams.get(ANYBODY) or Contact("")
 
 
-def told_cards(holding: Holding, contact: Contact, at_ms: int) -> tuple[str, tuple[Card, ...]]:
-    """The idle cards that are worth a letter now; when there are none, why not."""
-    if is_serving(holding.kind, holding.name, holding.tags):
+def notifiable_accelerators(
+    workload: IdleWorkload, contact: Contact, at_ms: int
+) -> tuple[str, tuple[IdleAccelerator, ...]]:
+    """The idle accelerators that are worth a notification now; when there are none, the reason."""
+    if is_serving(workload.kind, workload.name, workload.tags):
         return "a warm replica of a service", ()
-    least_ms = max(LEAST_MINUTES, contact.after_minutes) * MINUTE_MS
-    reasons, cards = [], []
-    for card in holding.cards:
-        one = card.finding
-        if one.state not in TOLD_STATES:
-            reasons.append(f"{one.state} is not idleness of its holder")
-        elif at_ms - one.until_ms > FRESH_MS:
-            reasons.append("nobody has seen it lately")
-        elif one.until_ms - one.since_ms < least_ms:
-            reasons.append(f"idle for less than {least_ms // MINUTE_MS} minutes")
-        elif one.confidence * 100 < contact.confidence:
-            reasons.append(f"less sure than {contact.confidence} %")
+    min_minutes = max(MIN_IDLE_MINUTES, contact.after_minutes)
+    reasons, accelerators = [], []
+    for accelerator in workload.accelerators:
+        finding = accelerator.finding
+        if finding.state not in RECLAIMABLE_STATES:
+            reasons.append(f"{finding.state} is not idleness of its holder")
+        elif at_ms - finding.until_ms > FRESH_MS:
+            reasons.append(NOT_SEEN)
+        elif finding.until_ms - finding.since_ms < min_minutes * MINUTE_MS:
+            reasons.append(f"idle for less than {min_minutes} minutes")
+        elif finding.confidence * 100 < contact.confidence:
+            reasons.append(f"confidence below {contact.confidence} %")
         else:
-            cards.append(card)
-    return (reasons[0] if reasons and not cards else ""), tuple(cards)
+            accelerators.append(accelerator)
+    return (reasons[0] if reasons and not accelerators else ""), tuple(accelerators)
 
 
-def address_of(holding: Holding, contacts: Sequence[Contact]) -> str | None:
-    """The owner's address: by a tag, by the user's own contact, by that of any user; None where there is none."""
-    users = {one.user: one for one in contacts if one.user}
+def owner_address(workload: IdleWorkload, contacts: Sequence[Contact]) -> str | None:
+    """The owner's address: from a tag, from the user's own contact, or from that of any user; None without any."""
+    users = {contact.user: contact for contact in contacts if contact.user}
     anybody = users.get(ANYBODY)
     if anybody is not None and anybody.tag:
-        said = holding.tags.get(anybody.tag, "").strip()
-        if is_address(said) and said.rpartition("@")[2].lower() in anybody.domains:
-            return said
-    if not holding.user:
+        tagged = workload.tags.get(anybody.tag, "").strip()
+        if is_address(tagged) and tagged.rpartition("@")[2].lower() in anybody.domains:
+            return tagged
+    own = users.get(workload.user) or anybody
+    if not workload.user or own is None or not own.address:
         return None
-    own = users.get(holding.user) or anybody
-    if own is None or not own.address:
-        return None
-    made = own.address.replace("{user}", holding.user)
-    return made if is_address(made) else None
+    address = own.address.replace("{user}", workload.user)
+    return address if is_address(address) else None
 
 
-def recipients_of(holding: Holding, contacts: Sequence[Contact]) -> tuple[str, ...]:
-    """Who is told of it: the owner, else the team's recipients; nobody when neither is known."""
-    address = address_of(holding, contacts)
-    return of_team(contacts, holding.team).recipients if address is None else (address,)
+def recipients_of(workload: IdleWorkload, contacts: Sequence[Contact]) -> tuple[str, ...]:
+    """Whom to notify: the owner, else the team's recipients; nobody when neither is known."""
+    address = owner_address(workload, contacts)
+    return team_contact(contacts, workload.team).recipients if address is None else (address,)
 
 
 def must_escalate(notification: Notification, contact: Contact, at_ms: int) -> bool:
-    """Whether nobody said anything for as long as the team allows, and its leads are to be told, once."""
+    """Whether nobody responded for as long as the team allows, so that its leads are to be notified, once."""
     return (
         bool(contact.leads)
         and notification.escalated_ms is None
         and notification.closed_ms is None
-        and not notification.acknowledged(at_ms)
-        and at_ms >= notification.told_ms + contact.escalate_days * DAY_MS
+        and not notification.is_acknowledged(at_ms)
+        and at_ms >= notification.notified_ms + contact.escalate_days * DAY_MS
     )
 
 
-def give_back(holding: Holding) -> str:
-    """The command that gives its GPUs back; '' where there is none, or where it would end what still works."""
-    if not holding.whole:
+def reclaim_command(workload: IdleWorkload) -> str:
+    """The command that frees its GPUs; '' when there is none, or when it would end work that still runs."""
+    if not workload.is_entirely_idle:
         return ""
-    kind, external = holding.kind, holding.external_id
+    kind, external = workload.kind, workload.external_id
     if kind == "slurm":
         return f"scancel {shlex.quote(external)}"
-    if kind == "kubernetes" and (place := pod_of(holding)) is not None:
-        return f"kubectl delete pod {shlex.quote(place[1])} --namespace {shlex.quote(place[0])}"
+    if kind == "kubernetes" and (pod := pod_name(workload)) is not None:
+        return f"kubectl delete pod {shlex.quote(pod[1])} --namespace {shlex.quote(pod[0])}"
     if kind == "container":
         return f"docker stop {shlex.quote(external)}"
     parts = external.split(":")
@@ -319,17 +319,17 @@ def give_back(holding: Holding) -> str:
     return ""
 
 
-def pod_of(holding: Holding) -> tuple[str, str] | None:
-    """Namespace and name of a pod, None when they are not known."""
-    space, name = holding.tags.get("namespace", ""), holding.tags.get("pod", "")
-    if not (space and name):
-        space, _, name = (holding.name if "/" in holding.name else holding.external_id).partition("/")
-    return (space, name) if space and name else None
+def pod_name(workload: IdleWorkload) -> tuple[str, str] | None:
+    """Namespace and name of a pod; None when they are not known."""
+    namespace, name = workload.tags.get("namespace", ""), workload.tags.get("pod", "")
+    if not (namespace and name):
+        namespace, _, name = (workload.name if "/" in workload.name else workload.external_id).partition("/")
+    return (namespace, name) if namespace and name else None
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """What is done about a letter, and how far it is: shown, doing, done, failed or spared."""
+class ReclaimAction:
+    """The reclaiming of a workload and its state: shown, doing, done, failed or spared."""
 
     id: int
     key: str
@@ -345,42 +345,45 @@ class Action:
     detail: str = ""
 
 
-def fits(rule: ActionRule, holding: Holding) -> dict[str, str] | None:
-    """The workload as the way of doing it names it; None when that way does not reach it."""
-    facts = {"workload": holding.external_id, "name": holding.name, "user": holding.user, "kind": holding.kind}
+def reclaim_target(rule: ReclaimRule, workload: IdleWorkload) -> dict[str, str] | None:
+    """The workload as the rule's backend names it; None when that backend cannot reach it."""
+    facts = {"workload": workload.external_id, "name": workload.name, "user": workload.user, "kind": workload.kind}
     if rule.do == SCANCEL:
-        return facts if holding.kind == "slurm" and holding.external_id.replace("_", "").isdigit() else None
+        return facts if workload.kind == "slurm" and workload.external_id.replace("_", "").isdigit() else None
     if rule.do == EVICT:
-        place = pod_of(holding)
-        uid = holding.tags.get("pod_uid", "")
+        pod = pod_name(workload)
+        uid = workload.tags.get("pod_uid", "")
         # Without the UID another pod of the same name could be evicted.
-        return {**facts, "namespace": place[0], "pod": place[1], "uid": uid} if place and uid else None
+        return {**facts, "namespace": pod[0], "pod": pod[1], "uid": uid} if pod and uid else None
     return facts
 
 
-def may_act(rule: ActionRule, holding: Holding, notification: Notification, sent_ms: int | None, at_ms: int) -> str:
-    """Why a workload is spared now; '' when a dry run may show it. `sent_ms`: when its people's letter was taken."""
-    if is_serving(holding.kind, holding.name, holding.tags):
+def reason_to_spare(
+    rule: ReclaimRule, workload: IdleWorkload, notification: Notification, sent_ms: int | None, at_ms: int
+) -> str:
+    """Why a workload is spared now; '' when it may be shown. `sent_ms`: when the mail to its people was accepted."""
+    if is_serving(workload.kind, workload.name, workload.tags):
         return "a warm replica of a service"
-    if not holding.whole:
-        return f"only {len(holding.cards)} of its {holding.held} GPUs are idle"
-    if any(card.finding.state not in rule.states for card in holding.cards):
+    if not workload.is_entirely_idle:
+        return f"only {len(workload.accelerators)} of its {workload.held} GPUs are idle"
+    findings = [accelerator.finding for accelerator in workload.accelerators]
+    if any(finding.state not in rule.states for finding in findings):
         return "in another state than the team named"
-    if at_ms - holding.until_ms > FRESH_MS:
-        return "nobody has seen it lately"
-    if min(one.finding.until_ms - one.finding.since_ms for one in holding.cards) < rule.after_minutes * MINUTE_MS:
+    if at_ms - workload.until_ms > FRESH_MS:
+        return NOT_SEEN
+    if min(finding.until_ms - finding.since_ms for finding in findings) < rule.after_minutes * MINUTE_MS:
         return f"idle for less than {rule.after_minutes} minutes"
-    if holding.confidence * 100 < rule.confidence:
-        return f"less sure than {rule.confidence} %"
-    if notification.acknowledged(at_ms):
-        return f"meant so, says {notification.acked_by or 'its owner'}"
+    if workload.confidence * 100 < rule.confidence:
+        return f"confidence below {rule.confidence} %"
+    if notification.is_acknowledged(at_ms):
+        return f"acknowledged by {notification.acked_by or 'its owner'}"
     if sent_ms is None:
-        return "its people were not told yet"
+        return NOT_NOTIFIED
     if at_ms < sent_ms + rule.notice_minutes * MINUTE_MS:
-        return f"told less than {rule.notice_minutes} minutes ago"
+        return f"notified less than {rule.notice_minutes} minutes ago"
     return ""
 
 
-def is_ripe(rule: ActionRule, action: Action, at_ms: int) -> bool:
+def is_due(rule: ReclaimRule, action: ReclaimAction, at_ms: int) -> bool:
     """Whether the dry run has shown it for long enough."""
     return action.state == "shown" and at_ms >= action.first_shown_ms + rule.dry_run_hours * HOUR_MS

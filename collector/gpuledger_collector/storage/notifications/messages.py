@@ -1,7 +1,7 @@
-"""Messages to people: what is to be said, to whom, and how far it is. Who writes them needs no way to send them.
+"""Messages to people: content and recipient. Who writes a message needs no means to send it.
 
-A message is made in the transaction of the change of state that it tells of, under a `key` that names that change.
-The same key to the same recipient a second time is no second message: that is what makes a mail be sent once.
+A message is stored in the transaction of the change of state that it reports, under a `key` that names the change. The
+same key is stored once for each recipient: that is why a mail is sent once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 _ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _HOOK = re.compile(r"(slack|webhook):[A-Za-z0-9_-]{1,60}")
@@ -18,9 +17,9 @@ _HOOK = re.compile(r"(slack|webhook):[A-Za-z0-9_-]{1,60}")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a message says: plain text always, HTML for those who show it, text files attached by name.
+    """Content of a message: always plain text, HTML for clients that show it, and text files attached by name.
 
-    `link`: where its reader says that it is known, for ways that show neither text nor HTML as they are.
+    `link` acknowledges it, for transports that show neither text nor HTML as they are.
     """
 
     subject: str
@@ -34,8 +33,8 @@ class Content:
 class Message:
     """One message to one recipient: an address, `slack:NAME` or `webhook:NAME` of a configured hook.
 
-    Messages of one `thread` are shown as one conversation. It is not sent before `not_before_ms`. What is `urgent`
-    waits neither for the end of quiet hours nor for a digest.
+    Messages of one `thread` are shown as one conversation. An `urgent` message waits neither for the end of quiet hours
+    nor for a digest.
     """
 
     key: str
@@ -49,7 +48,7 @@ class Message:
 
     @property
     def digest(self) -> str:
-        """Names this message for ever: part of its Message-ID, and the Idempotency-Key of a webhook."""
+        """Permanent identity of the message: part of its Message-ID, and the Idempotency-Key of a webhook."""
         return digest_of(self.key, self.recipient)
 
 
@@ -59,37 +58,10 @@ def digest_of(key: str, recipient: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether this is a plain mail address in ASCII: no name, no brackets, nothing that could begin a header."""
+    """Whether this is a plain ASCII mail address: no name, no brackets, nothing that could start a header."""
     return len(text) <= 254 and _ADDRESS.fullmatch(text) is not None
 
 
 def is_recipient(text: str) -> bool:
     """Whether messages can be sent there: a mail address, `slack:NAME` or `webhook:NAME`."""
     return is_address(text) or _HOOK.fullmatch(text) is not None
-
-
-class Claim(Protocol):
-    """One message that nobody else can send while we hold it."""
-
-    @property
-    def message(self) -> Message: ...  # noqa: D102
-    @property
-    def attempts(self) -> int: ...  # noqa: D102
-    @property
-    def in_doubt(self) -> bool:
-        """Whether an earlier sender ended between handing the message over and hearing that it was taken."""
-
-    def hand_over(self) -> None:
-        """Record, durably, that the next step completes the message. Raises when we lost the claim."""
-
-    def sent(self, at_ms: int) -> None:
-        """It was taken by the other side."""
-
-    def again(self, not_before_ms: int, error: str) -> None:
-        """It was certainly not taken: try again later."""
-
-    def unconfirmed(self, error: str) -> None:
-        """It was handed over, and nobody will know whether it was taken."""
-
-    def dead(self, error: str) -> None:
-        """It is given up."""

@@ -1,4 +1,4 @@
-"""Recipients' rules, contacts and actions in Postgres, as a file declared them: what is gone is superseded."""
+"""Declared delivery rules, contacts and reclaim rules; what a file no longer declares is superseded."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
-from gpuledger_collector.storage.notifications.delivery_rules import Rules
-from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.notifications.delivery_rules import DeliveryRules
+from gpuledger_collector.storage.notifications.finding_rules import Contact, ReclaimRule
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 RECIPIENT, CONTACT, ACTION = "recipient", "contact", "action"
 
 
-def recipients(connection: Connection) -> dict[str, Rules]:
+def recipients(connection: Connection) -> dict[str, DeliveryRules]:
     """The rules in force by recipient."""
-    return {name: Rules(**terms) for name, terms in _current(connection, RECIPIENT).items()}
+    return {name: DeliveryRules(**terms) for name, terms in _current(connection, RECIPIENT).items()}
 
 
 def contacts(connection: Connection) -> list[Contact]:
-    """Who is written to, by name."""
+    """Contacts in force, by name."""
     return [Contact(**terms) for terms in _current(connection, CONTACT).values()]
 
 
-def actions(connection: Connection) -> list[ActionRule]:
-    """What teams opted in to, by name."""
-    return [ActionRule(**terms) for terms in _current(connection, ACTION).values()]
+def actions(connection: Connection) -> list[ReclaimRule]:
+    """Reclaim rules of teams that opted in, by name."""
+    return [ReclaimRule(**terms) for terms in _current(connection, ACTION).values()]
 
 
 def _current(connection: Connection, kind: str) -> dict[str, dict[str, Any]]:
@@ -45,19 +43,19 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def replace_recipients(connection: Connection, wanted: Mapping[str, Rules], now: dt.datetime) -> ImportOutcome:
-    """The rules of recipients become these."""
+def replace_recipients(connection: Connection, wanted: Mapping[str, DeliveryRules], now: dt.datetime) -> ImportOutcome:
+    """Replace the rules of recipients."""
     return _replace(connection, RECIPIENT, {name: asdict(rules) for name, rules in wanted.items()}, now)
 
 
 def replace_contacts(connection: Connection, wanted: Sequence[Contact], now: dt.datetime) -> ImportOutcome:
-    """The contacts become these."""
-    return _replace(connection, CONTACT, {one.name: asdict(one) for one in wanted}, now)
+    """Replace the contacts."""
+    return _replace(connection, CONTACT, {each.name: asdict(each) for each in wanted}, now)
 
 
-def replace_actions(connection: Connection, wanted: Sequence[ActionRule], now: dt.datetime) -> ImportOutcome:
-    """The actions that teams opted in to become these."""
-    return _replace(connection, ACTION, {one.name: asdict(one) for one in wanted}, now)
+def replace_actions(connection: Connection, wanted: Sequence[ReclaimRule], now: dt.datetime) -> ImportOutcome:
+    """Replace the reclaim rules."""
+    return _replace(connection, ACTION, {each.name: asdict(each) for each in wanted}, now)
 
 
 def _replace(

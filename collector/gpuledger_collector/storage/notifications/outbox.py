@@ -1,12 +1,12 @@
-"""The outbox in Postgres: messages put in with the change they tell of, and claimed by one sender at a time.
+"""The outbox: messages stored with the change they report, and claimed by one sender at a time.
 
-A message is first planned by the rules of its recipient (accounting.delivery), in one transaction that one replica
-has at a time: it is to be sent by itself, or held for a digest. A digest is a message made in the transaction that
-marks what it tells of as joined to it.
+A message is first planned by the rules of its recipient (delivery_rules), in a transaction that one replica has at a
+time: it is sent alone or held for a digest. A digest is a message stored in the transaction that marks its entries as
+joined to it.
 
-A claim is the lock of all sending, held by a session of the sender, so it ends with the sender, however that ends;
-before every step of the message that session is asked whether it lives. A sender that lost its claim can therefore take
-no further step, and the next one finds the message exactly as far as it was.
+A claim is the lock of all sending, held by a session of the sender, so it ends with the sender however that ends. That
+session is checked before every step: a sender that lost its claim cannot take another step, and the next one finds the
+message in the state it had.
 """
 
 from __future__ import annotations
@@ -17,32 +17,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.notifications import notification_rules as notification_rules
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.notifications import notification_rules
 from gpuledger_collector.storage.notifications.delivery_rules import (
     DIGEST,
+    DeliveryRules,
     Digest,
-    Plan,
-    Rules,
-    Told,
+    DigestEntry,
     WriteDigest,
     plan,
     rules_of,
 )
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 KEEP_MS = 400 * 86_400_000
 _COLUMNS = "key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread, urgent, link"
 OnStep = Callable[[str], None]
 
 
 def put(connection: Connection, message: Message) -> bool:
-    """Add a message inside the caller's transaction; False, and nothing done, when that recipient has that key."""
+    """Store a message in the caller's transaction; False when the recipient has one with that key already."""
     content = message.content
     row = connection.execute(
         f"INSERT INTO outbox ({_COLUMNS}, state) VALUES "
@@ -67,44 +64,42 @@ def put(connection: Connection, message: Message) -> bool:
 
 
 @dataclass(frozen=True)
-class Box:
-    """The outbox as its senders use it. `connect` opens an autocommit connection, two for each claim."""
+class Outbox:
+    """The outbox as senders use it."""
 
-    connect: Callable[[], Connection]
+    database: Database
 
     def arrange(self, now_ms: int, write: WriteDigest, on_step: OnStep = lambda _: None) -> int:
-        """Plan what is new, and make the digests that are due; how many digests were made."""
-        with self.connect() as connection, connection.transaction():
-            made = _arrange(connection, now_ms, write, on_step)
+        """Plan new messages and write the digests that are due; return how many digests."""
+        with self.database.transaction() as connection:
+            count = _arrange(connection, now_ms, write, on_step)
         on_step("arranged")
-        return made
+        return count
 
     def due(self, now_ms: int, limit: int, channels: Sequence[str]) -> list[int]:
         """Ids of planned messages of these channels whose time has come, oldest first."""
-        with self.connect() as connection:
+        with self.database.connect() as connection:
             return [row[0] for row in _due(connection, now_ms, limit, channels)]
 
     @contextmanager
-    def claim(self, message_id: int, now_ms: int) -> Iterator[RowClaim | None]:
-        """The message, ours alone inside the block; None when it is done. Waits for whoever sends another one."""
-        with locks.held(self.connect, Lock.OUTBOX) as holder, self.connect() as connection:
-            yield self._claimed(connection, holder, message_id, now_ms)
-
-    def _claimed(self, connection: Connection, holder: Connection, message_id: int, now_ms: int) -> RowClaim | None:
-        row = connection.execute(
-            f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <= %s "
-            "AND state IN ('waiting', 'handing_over')",
-            (message_id, now_ms),
-        ).fetchone()
-        if row is None:
-            return None
-        return RowClaim(connection, holder, message_id, _message(row), row[-2], row[-1] != "waiting")
+    def claim(self, message_id: int, now_ms: int) -> Iterator[Claim | None]:
+        """Claim a message while the block runs; None when it is done. Waits for other senders."""
+        with self.database.hold(Lock.OUTBOX) as holder, self.database.connect() as connection:
+            row = connection.execute(
+                f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <= %s "
+                "AND state IN ('waiting', 'handing_over')",
+                (message_id, now_ms),
+            ).fetchone()
+            if row is None:
+                yield None
+            else:
+                yield Claim(connection, holder, message_id, _message(row), row[-2], row[-1] != "waiting")
 
 
 def rehearse(
     connection: Connection, now_ms: int, write: WriteDigest, channels: Sequence[str], limit: int = 1000
 ) -> list[tuple[str, str]]:
-    """Recipient and subject of what a round would send now, digests too; the caller's transaction is to be undone."""
+    """Recipient and subject of what would be sent now, digests too; the caller rolls the transaction back."""
     _arrange(connection, now_ms, write, lambda _: None)
     return [(row[1], row[2]) for row in _due(connection, now_ms, limit, channels)]
 
@@ -134,40 +129,34 @@ def _message(row: Sequence[Any]) -> Message:
     return Message(key, kind, recipient, content, made_ms, not_before_ms, thread, urgent)
 
 
-def _plan(connection: Connection, rules: Mapping[str, Rules], now_ms: int) -> None:
-    """Plans what nobody has looked at yet, urgent ones first; what waits for another attempt keeps to quiet hours."""
+def _plan(connection: Connection, rules: Mapping[str, DeliveryRules], now_ms: int) -> None:
+    """Plan new messages, urgent ones first; messages that wait for another attempt respect quiet hours."""
     rows = connection.execute(
         "SELECT id, kind, recipient, urgent, greatest(not_before_ms, %s), planned_ms IS NULL FROM outbox "
         "WHERE state = 'waiting' AND (planned_ms IS NULL OR not_before_ms <= %s) ORDER BY urgent DESC, made_ms, id",
         (now_ms, now_ms),
     ).fetchall()
-    for number, kind, recipient, urgent, at_ms, new in rows:
-        asked = rules_of(recipient, rules)
+    for message_id, kind, recipient, urgent, at_ms, new in rows:
+        own_rules = rules_of(recipient, rules)
         if not new:
-            # Its place in the day was found before: only the hour counts now.
-            later = plan(asked, DIGEST, at_ms, urgent=urgent or kind in asked.pass_kinds, planned=lambda _: 0)
+            # It was counted against the daily limit when it was planned first: only quiet hours matter now.
+            urgent = urgent or kind in own_rules.pass_kinds
+            later = plan(own_rules, DIGEST, at_ms, urgent=urgent, planned=lambda _: 0)
             if later.at_ms > at_ms:
-                connection.execute("UPDATE outbox SET not_before_ms = %s WHERE id = %s", (later.at_ms, number))
+                connection.execute("UPDATE outbox SET not_before_ms = %s WHERE id = %s", (later.at_ms, message_id))
             continue
-        found = plan(asked, kind, at_ms, urgent=urgent, planned=_planned(connection, recipient))
-        _keep_plan(connection, number, found)
-
-
-def _keep_plan(connection: Connection, number: int, found: Plan) -> None:
-    if found.joins:
+        delivery = plan(own_rules, kind, at_ms, urgent=urgent, planned=_planned(connection, recipient))
+        change = "not_before_ms = greatest(not_before_ms, %s)"
+        if delivery.joins_digest:
+            change = "state = 'held', digest_ms = %s"
         connection.execute(
-            "UPDATE outbox SET state = 'held', planned_ms = %s, digest_ms = %s WHERE id = %s",
-            (found.at_ms, found.at_ms, number),
-        )
-    else:
-        connection.execute(
-            "UPDATE outbox SET planned_ms = %s, not_before_ms = greatest(not_before_ms, %s) WHERE id = %s",
-            (found.at_ms, found.at_ms, number),
+            f"UPDATE outbox SET planned_ms = %s, {change} WHERE id = %s",
+            (delivery.at_ms, delivery.at_ms, message_id),
         )
 
 
 def _planned(connection: Connection, recipient: str) -> Callable[[Period], int]:
-    def counted(day: Period) -> int:
+    def count(day: Period) -> int:
         row = connection.execute(
             "SELECT count(*) FROM outbox WHERE recipient = %s AND planned_ms >= %s AND planned_ms < %s "
             "AND state NOT IN ('held', 'joined') AND kind <> %s",
@@ -175,13 +164,13 @@ def _planned(connection: Connection, recipient: str) -> Callable[[Period], int]:
         ).fetchone()
         return 0 if row is None else int(row[0])
 
-    return counted
+    return count
 
 
 def _digests(
-    connection: Connection, rules: Mapping[str, Rules], now_ms: int, write: WriteDigest, on_step: OnStep
+    connection: Connection, rules: Mapping[str, DeliveryRules], now_ms: int, write: WriteDigest, on_step: OnStep
 ) -> int:
-    """One digest a recipient of whatever of its messages is held and due."""
+    """Write one digest for each recipient with held messages that are due."""
     due = connection.execute(
         "SELECT recipient, max(digest_ms) FROM outbox WHERE state = 'held' AND digest_ms <= %s GROUP BY 1 ORDER BY 1",
         (now_ms,),
@@ -192,9 +181,9 @@ def _digests(
             "AND digest_ms <= %s ORDER BY made_ms, id",
             (recipient, now_ms),
         ).fetchall()
-        told = tuple(Told(*row[1:]) for row in rows)
-        content = write(Digest(recipient, due_ms, rules_of(recipient, rules).zone, told))
-        # The first message of a digest names it: no other digest can tell of it.
+        entries = tuple(DigestEntry(*row[1:]) for row in rows)
+        content = write(Digest(recipient, due_ms, rules_of(recipient, rules).zone, entries))
+        # The first message names the digest: it can be in no other one.
         key = f"{DIGEST}/{rows[0][0]}"
         put(connection, Message(key, DIGEST, recipient, content, now_ms, now_ms, DIGEST))
         on_step("digest_put")
@@ -210,8 +199,8 @@ def _digests(
 
 
 @dataclass(frozen=True)
-class RowClaim:
-    """accounting.messages.Claim: `holder` is the session that holds the lock of all sending."""
+class Claim:
+    """A message that no other sender can send meanwhile; `holder` is the session that holds the lock of all sending."""
 
     connection: Connection
     holder: Connection
@@ -219,27 +208,28 @@ class RowClaim:
     message: Message
     attempts: int
     in_doubt: bool
+    """Whether an earlier sender ended between handing the message over and hearing that it was accepted."""
 
     def hand_over(self) -> None:
-        """The next step completes it. Raises psycopg.Error when the session, and so the claim, is gone."""
+        """Record, durably, that the next step completes the message. Raises psycopg.Error when the claim is lost."""
         self.connection.execute("SET synchronous_commit = on")
         self._set("state = 'handing_over', attempts = attempts + 1")
 
     def sent(self, at_ms: int) -> None:
-        """It was taken."""
+        """Record that the other side accepted it."""
         self._set("state = 'sent', sent_ms = %s, error = ''", at_ms)
 
-    def again(self, not_before_ms: int, error: str) -> None:
-        """It was not taken: later again."""
+    def retry(self, not_before_ms: int, error: str) -> None:
+        """Record that it was certainly not accepted and is to be sent again later."""
         attempts = self.attempts + 1
         self._set("state = 'waiting', attempts = %s, not_before_ms = %s, error = %s", attempts, not_before_ms, error)
 
     def unconfirmed(self, error: str) -> None:
-        """Nobody will know."""
+        """Record that it was handed over, and that it is unknown whether it was accepted."""
         self._set("state = 'unconfirmed', error = %s", error)
 
-    def dead(self, error: str) -> None:
-        """It is given up."""
+    def dead_letter(self, error: str) -> None:
+        """Give it up."""
         self._set("state = 'dead', attempts = %s, error = %s", self.attempts + 1, error)
 
     def _set(self, change: str, *values: object) -> None:
@@ -249,8 +239,8 @@ class RowClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a message is, as people ask for it."""
+class OutboxEntry:
+    """A message and its state, as people see it."""
 
     kind: str
     recipient: str
@@ -263,18 +253,18 @@ class Standing:
     error: str
 
 
-def listing(connection: Connection, states: Sequence[str] | None = None, limit: int = 1000) -> list[Standing]:
+def listing(connection: Connection, states: Sequence[str] | None = None, limit: int = 1000) -> list[OutboxEntry]:
     """Messages of these states (all when None), newest first."""
     rows = connection.execute(
         "SELECT kind, recipient, subject, state, attempts, made_ms, not_before_ms, sent_ms, error FROM outbox "
         "WHERE %s::text[] IS NULL OR state = ANY(%s) ORDER BY made_ms DESC, id DESC LIMIT %s",
         (states, states, limit),
     )
-    return [Standing(*row) for row in rows]
+    return [OutboxEntry(*row) for row in rows]
 
 
-def forget_old(connection: Connection, now_ms: int) -> int:
-    """Remove messages that were done more than 400 days ago; how many."""
+def expire(connection: Connection, now_ms: int) -> int:
+    """Delete finished messages made more than 400 days ago; return how many."""
     return connection.execute(
         "DELETE FROM outbox WHERE state NOT IN ('waiting', 'handing_over', 'held') AND made_ms < %s",
         (now_ms - KEEP_MS,),

@@ -45,7 +45,7 @@ table(
     column("findings", JSONB, "their keys"),
     *required(BIG, "since_ms"),
     column("until_ms", BIG, "observed up to here"),
-    *required(BIG, "told_ms"),
+    *required(BIG, "notified_ms"),
     *optional(BIG, "escalated_ms", "acked_ms"),
     *texts("acked_by"),
     column("ack_until_ms", BIG, "acknowledged until then", nullable=True),
