@@ -73,7 +73,7 @@ class NotificationReport:
         """One line for the record of job runs."""
         return (
             f"{plural(self.idle, 'idle episode')} notified, {self.escalated} escalated, {self.closed} ended, "
-            f"{plural(self.anomalies, 'spending episode')} notified, {plural(self.summaries, 'weekly summary')}, "
+            f"{plural(self.anomalies, 'spending episode')} notified, {self.summaries} weekly summaries, "
             f"{self.unreachable} without an address"
         )
 

@@ -64,7 +64,7 @@ def test_the_owner_is_told_once_with_what_helps(idle_day, apply, write) -> None:
         "train-yolo (Slurm job 1, ada)",
         "scancel 1",
         "1 Oct, 06:00 UTC, for 18 h 0 min",
-        "worked, and then stopped",
+        "was used, then went idle",
         "utilisation 0 %",
         "60.0 GiB of memory held",
         "It is meant so: https://gpuledger.example.com/v1/notifications/ack?",
@@ -84,7 +84,7 @@ def test_money_of_the_notification_is_that_of_the_finding(idle_day, apply, write
         "SELECT text, attachments->>'idle.csv' FROM outbox WHERE recipient = 'ada@example.org'"
     )
     assert f"USD {cost / 1e6:.2f} so far" in str(text)
-    assert f"USD {per_day / 1e6:.2f} for each day more" in str(text)
+    assert f"USD {per_day / 1e6:.2f} for each further day" in str(text)
     row = str(attached).splitlines()[1].split(",")
     assert [round(float(cell) * 1e6) for cell in row[8:10]] == [cost, per_day]
 
@@ -394,4 +394,4 @@ def test_the_commands(idle_day, apply, run, dsn) -> None:
     assert run("notifications", "ack", "1", "--why", "deadline")[0] == 0
     assert "meant so to" in run("notifications", "list")[1]
     assert run("notifications", "ack", "99")[0] == 2
-    assert "dry run: nobody is written to" in run("notifications", "write", "--dry-run")[1]
+    assert "dry run: nobody is notified" in run("notifications", "write", "--dry-run")[1]

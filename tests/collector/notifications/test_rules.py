@@ -100,8 +100,8 @@ def test_urgent_messages_pass_and_the_others_are_planned() -> None:
         rules, "digest", night, urgent=False, planned=full
     )
     over = plan(rules, "idle", night, urgent=False, planned=full)
-    assert (over.joins, over.at_ms) == (True, ms("2026-11-22T08:00"))
-    assert plan(DeliveryRules(digest="daily"), "idle", night, urgent=False, planned=free).joins
+    assert (over.joins_digest, over.at_ms) == (True, ms("2026-11-22T08:00"))
+    assert plan(DeliveryRules(digest="daily"), "idle", night, urgent=False, planned=free).joins_digest
 
 
 def test_everybodys_rules_do_not_bind_machines() -> None:
