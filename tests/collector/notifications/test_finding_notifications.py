@@ -65,9 +65,9 @@ def test_the_owner_is_told_once_with_what_helps(idle_day, apply, write) -> None:
         "scancel 1",
         "1 Oct, 06:00 UTC, for 18 h 0 min",
         "was used, then went idle",
-        "utilisation 0 %",
+        "utilization 0 %",
         "60.0 GiB of memory held",
-        "It is meant so: https://gpuledger.example.com/v1/notifications/ack?",
+        "This is intended: https://gpuledger.example.com/v1/notifications/ack?",
     ):
         assert part in text
     assert "No address of the owner is known" in told["robots@example.org"]
