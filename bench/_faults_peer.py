@@ -199,15 +199,17 @@ def compared(port: int, served: Counter) -> tuple[int, int]:
     status, text = ask(port, "/api/v1/export?match[]=bench_value&reduce_mem_usage=1")
     if status != 200:
         raise SystemExit(f"VictoriaMetrics answered {status} to an export")
-    found: dict[tuple[str, str], Counter] = {}
+    values_by_series: dict[tuple[str, str], Counter] = {}
     for line in text.splitlines():
         series = json.loads(line)
         key = series["metric"]["job"].rsplit("-", 1)[1], series["metric"]["series"]
-        found.setdefault(key, Counter()).update(int(value) for value in series["values"] if value is not None)
+        values_by_series.setdefault(key, Counter()).update(
+            int(value) for value in series["values"] if value is not None
+        )
     lost = twice = 0
     for target, count in served.items():
         for number in range(SERIES):
-            values = found.get((target, str(number)), Counter())
+            values = values_by_series.get((target, str(number)), Counter())
             lost += sum(value not in values for value in range(1, count + 1))
             twice += sum(times - 1 for times in values.values())
     return lost, twice
@@ -233,18 +235,20 @@ def ours(seed: int, rate: float, seconds: float, kills: tuple[str, ...]) -> tupl
         faults = fleet.proxy.counts()[1].total()
         verdict = fleet.settle()
         samples = verdict.samples // max(1, verdict.batches["committed"]) * verdict.batches["made"]
-        lost = sum("sample" in one or "batch" in one for one in verdict.lost)
+        lost = sum("sample" in entry or "batch" in entry for entry in verdict.lost)
         return faults, samples, lost + len(verdict.unaccounted), len(verdict.twice), done
 
 
 def compare(seed: int, rate: float, seconds: float) -> None:
     """Prints the table."""
-    print("\n| scenario | way | faults | kills | samples made | lost | stored twice |\n|---|---|---|---|---|---|---|")
+    print(
+        "\n| scenario | way | faults | kills | samples produced | lost | stored twice |\n|---|---|---|---|---|---|---|"
+    )
     for name, kills in SCENARIOS.items():
         for way, measure in (("GPU Ledger", ours), ("Prometheus agent, VictoriaMetrics", theirs)):
-            faults, made, lost, twice, done = measure(seed, rate, seconds, kills)
-            part = f"{lost:,} ({lost / max(made, 1):.2%})"
-            print(f"| {name} | {way} | {faults:,} | {done} | {made:,} | {part} | {twice:,} |", flush=True)
+            faults, samples, lost, twice, done = measure(seed, rate, seconds, kills)
+            part = f"{lost:,} ({lost / max(samples, 1):.2%})"
+            print(f"| {name} | {way} | {faults:,} | {done} | {samples:,} | {part} | {twice:,} |", flush=True)
     print(BY_DESIGN)
 
 

@@ -1,11 +1,11 @@
-"""What the agent weighs beside other people's work: memory, processor and time of a tick with 8 GPUs at 10 s.
+"""The agent's footprint: memory, CPU and time of a tick with 8 GPUs sampled every 10 s.
 
     ./dev bench agent [--seconds=60] [--program=PATH]
 
 A real agent process reads the C stand-in for NVML (tests/fakes/nvml_stub.c) through the real binding, spools, and
-pushes to a collector on this machine; Prometheus' own node_exporter (Debian's prometheus-node-exporter) runs beside
-it for scale, and both are scraped every 10 s. The stand-in answers at once, where a driver takes 1 µs to some
-milliseconds: what is measured is our own cost. The last rows are ratios.
+pushes to a collector on this machine; Prometheus' node_exporter (Debian's prometheus-node-exporter) runs at the same
+time for comparison, and both are scraped every 10 s. The stand-in answers at once, where a driver takes 1 µs to some
+milliseconds, so only the agent's own cost is measured. The last rows are ratios.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 GPUS, INTERVAL_S, WARM_UP_S, SECONDS = 8, 10.0, 25.0, 60.0
-AIM_MIB, AIM_SHARE = 35.0, 0.005
+MAX_MIB, MAX_SHARE = 35.0, 0.005
 INSIDE = """
 import json, statistics, sys, time
 import pynvml
@@ -60,8 +60,8 @@ json.dump({"fast": fast, "slow": slow, "call_us": call, "readings": readings}, s
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
-    """What a process weighs: MiB, share of a core, seconds of a scrape, bytes of its page."""
+class Footprint:
+    """The footprint of a process: MiB, share of a core, seconds of a scrape, bytes of its page."""
 
     rss: float
     pss: float
@@ -98,13 +98,13 @@ def scenario() -> str:
 
 def memory(pid: int) -> tuple[float, float, float]:
     """Resident, proportional and peak resident memory in MiB (proc(5))."""
-    found = {}
+    mebibytes = {}
     for name in ("status", "smaps_rollup"):
         for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():
             key, _, rest = line.partition(":")
             if key in {"VmRSS", "Pss", "VmHWM"}:
-                found[key] = int(rest.split()[0]) / 1024
-    return found["VmRSS"], found["Pss"], found["VmHWM"]
+                mebibytes[key] = int(rest.split()[0]) / 1024
+    return mebibytes["VmRSS"], mebibytes["Pss"], mebibytes["VmHWM"]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -113,7 +113,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def scrape(port: int) -> tuple[float, int]:
-    """Seconds that a scrape takes, and the bytes that come."""
+    """Duration of a scrape in seconds, and the size of the page."""
     started = time.perf_counter()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         size = len(answer.read())
@@ -122,7 +122,7 @@ def scrape(port: int) -> tuple[float, int]:
 
 @contextlib.contextmanager
 def running(command: list[str], environment: dict[str, str], port: int) -> Iterator[int]:
-    """A process that answers on its port; its id. It is stopped in order at the end."""
+    """Start a process, wait until it answers on its port, yield its id, and terminate it at the end."""
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 20
@@ -140,8 +140,8 @@ def running(command: list[str], environment: dict[str, str], port: int) -> Itera
         process.wait(timeout=30)
 
 
-def weigh(pid: int, port: int, seconds: float) -> Weight:
-    """One process over `seconds`, scraped at the agent's own rhythm."""
+def measure_process(pid: int, port: int, seconds: float) -> Footprint:
+    """Measure one process over `seconds`, scraping it at the agent's interval."""
     time.sleep(WARM_UP_S)
     before, started, scrapes = cpu_seconds(pid), time.monotonic(), []
     while (left := started + seconds - time.monotonic()) > 0:
@@ -149,30 +149,30 @@ def weigh(pid: int, port: int, seconds: float) -> Weight:
         time.sleep(min(INTERVAL_S, max(left, 0)))
     share = (cpu_seconds(pid) - before) / (time.monotonic() - started)
     taken = sorted(second for second, _ in scrapes)[len(scrapes) // 2]
-    return Weight(*memory(pid), share, taken, scrapes[-1][1])
+    return Footprint(*memory(pid), share, taken, scrapes[-1][1])
 
 
-def weigh_all(commands: dict[str, tuple[list[str], dict[str, str], int]], seconds: float) -> dict[str, Weight]:
-    """All of them at the same time, so that a machine that slows down slows all."""
-    weights: dict[str, Weight] = {}
+def measure_all(commands: dict[str, tuple[list[str], dict[str, str], int]], seconds: float) -> dict[str, Footprint]:
+    """Measure all processes at the same time, so that load on the machine affects all of them."""
+    footprints: dict[str, Footprint] = {}
     with contextlib.ExitStack() as stack:
         threads = []
         for name, (command, environment, port) in commands.items():
             pid = stack.enter_context(running(command, environment, port))
 
             def measure(name: str = name, pid: int = pid, port: int = port) -> None:
-                weights[name] = weigh(pid, port, seconds)
+                footprints[name] = measure_process(pid, port, seconds)
 
             threads.append(threading.Thread(target=measure))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    return weights
+    return footprints
 
 
 def bare_mib() -> float:
-    """RSS of an interpreter that does nothing: what no Python program gets below."""
+    """RSS of an idle interpreter, the lower bound for any Python program."""
     code = "print([l for l in open('/proc/self/status') if l.startswith('VmRSS')][0].split()[1])"
     answer = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
     return int(answer.stdout) / 1024
@@ -205,20 +205,20 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}"
 
 
-def report(weights: dict[str, Weight], inside: dict, seconds: float) -> int:
-    """Prints the tables; 1 when an aim is missed."""
-    ours, bare = weights["gpuledger-agent"], bare_mib()
-    other = weights.get("node_exporter")
+def report(footprints: dict[str, Footprint], inside: dict, seconds: float) -> int:
+    """Print the tables; returns 1 when a goal is missed."""
+    ours, bare = footprints["gpuledger-agent"], bare_mib()
+    other = footprints.get("node_exporter")
     print(f"{time.strftime('%Y-%m-%d')}, {machine()}; {GPUS} GPUs every {INTERVAL_S:g} s, over {seconds:g} s\n")
     head = (
         "| | RSS MiB | PSS MiB | peak MiB | share of a core | scrape ms | page KiB |",
         "|---|---|---|---|---|---|---|",
     )
     print("\n".join(head))
-    for name, one in weights.items():
+    for name, entry in footprints.items():
         print(
-            f"| {name} | {one.rss:.1f} | {one.pss:.1f} | {one.peak:.1f} | {one.share:.2%} "
-            f"| {one.scrape_s * 1000:.1f} | {one.page / 1024:.0f} |"
+            f"| {name} | {entry.rss:.1f} | {entry.pss:.1f} | {entry.peak:.1f} | {entry.share:.2%} "
+            f"| {entry.scrape_s * 1000:.1f} | {entry.page / 1024:.0f} |"
         )
     print(f"| bare Python | {bare:.1f} | | | | | |")
     if other:
@@ -234,9 +234,9 @@ def report(weights: dict[str, Weight], inside: dict, seconds: float) -> int:
         middle, worst = inside[tier]
         print(f"- one tick of {GPUS} GPUs, {name}: {middle:.1f} ms (99th percentile {worst:.1f} ms)")
     print(f"- {inside['readings']} readings in a full tick; one call through the binding: {inside['call_us']:.1f} µs")
-    kept = ours.rss <= AIM_MIB and ours.share <= AIM_SHARE
-    print(f"- aims: RSS at most {AIM_MIB:g} MiB, at most {AIM_SHARE:.1%} of a core: {'kept' if kept else 'MISSED'}")
-    return 0 if kept else 1
+    met = ours.rss <= MAX_MIB and ours.share <= MAX_SHARE
+    print(f"- goals: RSS at most {MAX_MIB:g} MiB, at most {MAX_SHARE:.1%} of a core: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
 
 
 def main() -> int:
@@ -256,11 +256,11 @@ def main() -> int:
         if exporter:
             port = free_port()
             commands["node_exporter"] = ([exporter, f"--web.listen-address=127.0.0.1:{port}"], dict(os.environ), port)
-        weights = weigh_all(commands, seconds)
-        told = subprocess.run(
+        footprints = measure_all(commands, seconds)
+        inside = subprocess.run(
             [sys.executable, "-c", INSIDE], env=environment, capture_output=True, text=True, check=True
         )
-        return report(weights, json.loads(told.stdout), seconds)
+        return report(footprints, json.loads(inside.stdout), seconds)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Faults: a real collector on a real Postgres behind a broken network, and what was lost, doubled or unaccounted for.
+"""Faults: a real collector on a real Postgres behind a faulty network; counts what is lost, doubled or unaccounted for.
 
-A *fault* is one act against the system, counted when it is done: a request or an answer that the proxy cuts off, loses,
-repeats, delays or replaces (one each; a request may suffer one on its way there and one on its way back), a process
-killed, a poisoned body, a clock that is set, a write that a full disk refuses, a batch that a full spool drops. A
-stampede of 2,000 agents is one fault. What follows from a fault is none. Every retry of every batch is made by the
-agent's own spool and push; only their waits are cut to 50 ms, and their patience with an answer to 1.5 s.
+A *fault* is one injected failure: a request or an answer that the proxy cuts off, loses, repeats, delays or replaces
+(a request may suffer one on its way there and one on its way back), a killed process, a poisoned body, a clock step, a
+write that a full disk refuses, a batch that a full spool drops. A stampede of 2,000 agents is one fault; consequences
+of a fault are not counted. All retries are those of the agent's own spool and push; only their waits are reduced to
+50 ms, and their timeout for an answer to 1.5 s.
 
-The same proxy with the same seed then stands between Prometheus' agent mode and VictoriaMetrics, if both are here.
-It ends with 1 when something acknowledged was lost, something was billed twice, or a loss is not accounted for.
+The same proxy with the same seed then runs between Prometheus' agent mode and VictoriaMetrics, if both are installed.
+Exits with 1 when something acknowledged was lost, something was billed twice, or a loss is not accounted for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.startup import resident_mib
 from fakes.disasters import FaultyFleet
 from fakes.truth import Verdict
 
-PROGRAMME = (
+SCHEDULE = (
     "kill_in_transaction",
     "kill_at_point",
     "end_postgres",
@@ -41,21 +41,21 @@ PROGRAMME = (
     "kill_in_transaction",
     "kill_at_point",
 )
-"""What happens in turn; the pauses between are by chance."""
+"""Disasters in turn, with random pauses between them."""
 
 
 def ours(given: argparse.Namespace) -> tuple[Verdict, Counter, dict[str, str]]:
-    """Runs until `--faults` are injected or `--seconds` are over; verdict, faults by kind, and what was seen."""
-    chance = random.Random(given.seed)
+    """Run until `--faults` are injected or `--seconds` are over; returns verdict, faults by kind, and figures."""
+    rng = random.Random(given.seed)
     spools = tempfile.mkdtemp(prefix="gpuledger-spools-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     begun = time.monotonic()
     with FaultyFleet(given.seed, given.nodes, given.rate, Path(spools)) as fleet:
         turn, peak = 0, 0.0
         while time.monotonic() - begun < given.seconds and fleet.injected().total() < given.faults:
-            time.sleep(chance.uniform(0.5, 1.5) * given.pause)
+            time.sleep(rng.uniform(0.5, 1.5) * given.pause)
             assert fleet.collector.process is not None
             peak = max(peak, resident_mib(fleet.collector.process.pid, "VmHWM"))
-            getattr(fleet, PROGRAMME[turn % len(PROGRAMME)])()
+            getattr(fleet, SCHEDULE[turn % len(SCHEDULE)])()
             turn += 1
             if turn % 10 == 4 and given.herd:
                 fleet.stampede(given.herd)
@@ -69,31 +69,31 @@ def ours(given: argparse.Namespace) -> tuple[Verdict, Counter, dict[str, str]]:
         faults = fleet.injected()
         requests, _ = fleet.proxy.counts()
         verdict = fleet.settle()
-        seen = {
+        figures = {
             "seconds of faults": f"{injected:.0f}",
             "seconds until all was delivered, folded, rated and compared": f"{time.monotonic() - begun - injected:.0f}",
             "requests through the proxy": f"{requests:,}",
             "peak memory of a collector": f"{peak:.0f} MiB",
             "the last stampede": fleet.stampede_said,
         }
-        return verdict, faults, seen
+        return verdict, faults, figures
 
 
-def table(faults: Counter, verdict: Verdict, seen: dict[str, str]) -> None:
+def table(faults: Counter, verdict: Verdict, figures: dict[str, str]) -> None:
     print("| fault | count |\n|---|---|")
     for kind, count in sorted(faults.items(), key=lambda item: (-item[1], item[0])):
         print(f"| {kind} | {count:,} |")
     print(f"| **all** | **{faults.total():,}** |\n")
-    for name, value in seen.items():
+    for name, value in figures.items():
         print(f"{name}: {value}")
     print("batches of the nodes behind the proxy:", ", ".join(f"{n:,} {name}" for name, n in verdict.batches.items()))
     print(f"samples in the ledger: {verdict.samples:,}; GPU-seconds held and billed: {verdict.gpu_ms / 1000:,.0f}\n")
-    for name, found in (
+    for name, entries in (
         ("acknowledged samples lost", verdict.lost),
         ("GPU-seconds billed twice", verdict.twice),
         ("losses unaccounted", verdict.unaccounted),
     ):
-        print(f"**{name}: {len(found)}**" + "".join(f"\n  {one}" for one in found[:20]))
+        print(f"**{name}: {len(entries)}**" + "".join(f"\n  {entry}" for entry in entries[:20]))
 
 
 def main() -> int:
@@ -105,15 +105,15 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=0.8, help="share of requests, and of answers, that are broken")
     parser.add_argument("--pause", type=float, default=8.0, help="mean seconds between two disasters")
     parser.add_argument("--herd", type=int, default=2000)
-    parser.add_argument("--progress", action="store_true", help="tell on standard error how far it is")
+    parser.add_argument("--progress", action="store_true", help="show progress on standard error")
     parser.add_argument("--peer-seconds", type=float, default=45, help="faults of each scenario of the comparison")
     parser.add_argument("--only", choices=("ours", "peer"))
     given = parser.parse_args()
     print(f"seed {given.seed}; {platform.processor() or platform.machine()}, {platform.system()}\n")
     bad = 0
     if given.only != "peer":
-        verdict, faults, seen = ours(given)
-        table(faults, verdict, seen)
+        verdict, faults, figures = ours(given)
+        table(faults, verdict, figures)
         bad = int(not verdict.clean)
     if given.only != "ours":
         missing = [name for name in ("prometheus", "victoria-metrics") if not shutil.which(name)]

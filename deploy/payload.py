@@ -1,7 +1,7 @@
-"""What both packages carry: the agent and its pinned, hashed requirements in one tree that several Pythons can run.
+"""The content of both packages: the agent and its pinned, hashed requirements in one tree for several Pythons.
 
-Compiled modules bear their ABI in the file name (`_core.cpython-311-x86_64-linux-gnu.so`), so those for every supported
-Python lie side by side; everything else is the same file for all of them, which is checked. Needs python3 and pip.
+Compiled modules have their ABI in the file name (`_core.cpython-311-x86_64-linux-gnu.so`), so those for every supported
+Python are installed together; every other file is the same for all of them, which is checked. Needs python3 and pip.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 GLIBC = (28, 17)
 """Wheels for glibc 2.28 or older: those that pip calls manylinux_2_28 and manylinux_2_17."""
 NOT_WANTED = ("bin", "example.py", "__pycache__", "*.pyi", "py.typed", "*.c", "*.h")
-LICENCE_FILES = ("LICEN", "COPYING", "NOTICE")
+LICENSE_FILES = ("LICEN", "COPYING", "NOTICE")
 DEBIAN_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class BuildError(Exception):
-    """The package cannot be built; the message is a sentence with the cure."""
+    """The package cannot be built; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Licence:
-    """The licence that a bundled package brings along."""
+class License:
+    """The license of a bundled package."""
 
     package: str
     version: str
@@ -47,14 +47,14 @@ def version() -> str:
 
 
 def epoch() -> int:
-    """The time that every packed file bears, in Unix seconds: SOURCE_DATE_EPOCH, or that of the last commit."""
+    """The modification time of every packed file, in Unix seconds: SOURCE_DATE_EPOCH, or that of the last commit."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given:
         return int(given)
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
-        raise BuildError("no git history here; set SOURCE_DATE_EPOCH to the Unix time that the files shall bear")
+        raise BuildError("no git history here; set SOURCE_DATE_EPOCH to the Unix time of the files")
     return int(answer.stdout)
 
 
@@ -66,23 +66,23 @@ def machine() -> str:
     return name
 
 
-def gather(tree: Path, pythons: tuple[str, ...] = PYTHONS) -> list[Licence]:
-    """Fills `tree` with the agent and its requirements for all `pythons`; returns the bundled packages' licences.
+def gather(tree: Path, pythons: tuple[str, ...] = PYTHONS) -> list[License]:
+    """Fills `tree` with the agent and its requirements for all `pythons`; returns the bundled packages' licenses.
 
     Raises BuildError when a requirement has no wheel, or two Pythons would need different files of one name.
     """
-    licences: dict[str, Licence] = {}
+    licenses: dict[str, License] = {}
     tree.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as folder:
         for python in pythons:
             wheels = Path(folder) / python
             install(wheels, python)
-            licences |= {licence.package: licence for licence in take_licences(wheels)}
+            licenses |= {entry.package: entry for entry in take_licenses(wheels)}
             merge(wheels, tree)
     leave = shutil.ignore_patterns(*NOT_WANTED)
     shutil.copytree(ROOT / "common" / "gpuledger_common", tree / "gpuledger_common", ignore=leave)
     shutil.copytree(ROOT / "agent" / "gpuledger_agent", tree / "gpuledger_agent", ignore=leave)
-    return [licences[name] for name in sorted(licences)]
+    return [licenses[name] for name in sorted(licenses)]
 
 
 def install(target: Path, python: str) -> None:
@@ -134,8 +134,8 @@ def requirements_for(python: str) -> str:
     return "\n".join(kept) + "\n"
 
 
-def take_licences(wheels: Path) -> list[Licence]:
-    """Name, version, licence and its text of every unpacked wheel; their metadata folders are removed."""
+def take_licenses(wheels: Path) -> list[License]:
+    """Name, version, license and its text of every unpacked wheel; their metadata folders are removed."""
     taken = []
     for folder in sorted(wheels.glob("*.dist-info")):
         fields: dict[str, Any] = {}
@@ -143,18 +143,18 @@ def take_licences(wheels: Path) -> list[Licence]:
             key, _, value = line.partition(": ")
             fields.setdefault(key, value)
         texts = sorted(
-            path for path in folder.rglob("*") if path.is_file() and path.name.upper().startswith(LICENCE_FILES)
+            path for path in folder.rglob("*") if path.is_file() and path.name.upper().startswith(LICENSE_FILES)
         )
         text = "\n\n".join(path.read_text(encoding="utf-8").strip() for path in texts)
         name = fields.get("License-Expression") or fields.get("License") or ""
-        taken.append(Licence(fields["Name"], fields["Version"], name.splitlines()[0] if name else "see below", text))
+        taken.append(License(fields["Name"], fields["Version"], name.splitlines()[0] if name else "see below", text))
         shutil.rmtree(folder)
     return taken
 
 
-def is_licence(path: Path) -> bool:
-    """Whether a wheel's metadata file is a licence or a notice that belongs to one."""
-    return path.is_file() and path.name.upper().startswith(LICENCE_FILES)
+def is_license(path: Path) -> bool:
+    """Whether a wheel's metadata file is a license or a notice that belongs to one."""
+    return path.is_file() and path.name.upper().startswith(LICENSE_FILES)
 
 
 def merge(wheels: Path, tree: Path) -> None:

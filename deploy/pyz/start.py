@@ -1,10 +1,10 @@
-"""What runs first in gpuledger-agent.pyz: compiled modules can be imported out of the archive; then the agent starts.
+"""Entry point of gpuledger-agent.pyz: makes compiled modules importable from the archive, then starts the agent.
 
 A compiled module is copied into a sealed file in memory (memfd_create(2)) and loaded from there. So there is no cache
-that somebody could poison, that a noexec or read-only disk could forbid, or that an older version could leave behind.
+that could be poisoned, forbidden by a noexec or read-only disk, or left behind by an older version.
 """
 
-# ruff: noqa: E402 - a Python that is too old is told so before anything else is imported
+# ruff: noqa: E402 - an unsupported Python is reported before anything else is imported
 from __future__ import annotations
 
 import sys
@@ -27,11 +27,11 @@ from types import ModuleType
 
 ARCHIVE = sys.path[0] = os.path.abspath(sys.path[0])  # noqa: PTH100 - pathlib is a needless import at every start
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""Nobody changes the file any more (fcntl(2))."""
+"""The file can no longer be changed (fcntl(2))."""
 
 
 class FromMemory(importlib.abc.MetaPathFinder):
-    """Finds compiled modules that lie in the archive for this very Python."""
+    """Finds the compiled modules in the archive for this version of Python."""
 
     def __init__(self) -> None:
         with zipfile.ZipFile(ARCHIVE) as archive:
@@ -40,16 +40,16 @@ class FromMemory(importlib.abc.MetaPathFinder):
     def find_spec(
         self,
         fullname: str,
-        path: object = None,  # noqa: ARG002 - the archive's names are whole
+        path: object = None,  # noqa: ARG002 - names in the archive are complete
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         """The module's spec when the archive has it."""
         for suffix in importlib.machinery.EXTENSION_SUFFIXES:
             name = fullname.replace(".", "/") + suffix
             if name in self._names:
-                place = in_memory(name)
-                loader = importlib.machinery.ExtensionFileLoader(fullname, place)
-                return importlib.util.spec_from_file_location(fullname, place, loader=loader)
+                memory_path = in_memory(name)
+                loader = importlib.machinery.ExtensionFileLoader(fullname, memory_path)
+                return importlib.util.spec_from_file_location(fullname, memory_path, loader=loader)
         return None
 
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# GPU Ledger's part of Slurm's Prolog: says on the node which job holds which GPUs, for gpuledger-agent to read.
+# GPU Ledger's part of Slurm's Prolog: writes on the node which job holds which GPUs, for gpuledger-agent to read.
 #
-# Slurm drains a node whose prolog fails, so this script always exits 0: what goes wrong is logged and costs the
+# Slurm drains a node whose prolog fails, so this script always exits 0: an error is logged and costs the
 # attribution of one job, never a node. POSIX sh and coreutils only.
 #
-#   GPULEDGER_SLURM_JOBS_DIR   where the files go; the agent's setting slurm_jobs_dir (/run/gpuledger/slurm)
+#   GPULEDGER_SLURM_JOBS_DIR   folder of the files; the agent's setting slurm_jobs_dir (/run/gpuledger/slurm)
 #   GPULEDGER_SLURM_SHARDS=1   ask scontrol how many shards the job has (one RPC to slurmctld per job with shards)
 
 PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # Slurm sets none
@@ -17,13 +17,13 @@ say() {
     logger -t gpuledger-prolog -p daemon.warning -- "$1" 2>/dev/null
 }
 
-# One line of the file: no control characters, 1000 bytes at most. Names and comments are what users like to write.
+# One line of the file: no control characters, 1000 bytes at most. Users choose names and comments.
 entry() {
     [ -n "$2" ] || return 0
     printf '%s=%s\n' "$1" "$(printf '%s' "$2" | LC_ALL=C tr '\000-\037\177' ' ' | cut -b 1-1000)"
 }
 
-# Runs a command for 10 seconds at most where coreutils' timeout is there: a driver that hangs must not hang the job.
+# Runs a command for at most 10 seconds, if coreutils' timeout exists: a hanging driver must not hang the job.
 briefly() {
     if command -v timeout >/dev/null 2>&1; then timeout 10 "$@"; else "$@"; fi
 }
@@ -40,7 +40,7 @@ uuids_of() {
     named=
     for index in $(printf '%s' "$1" | tr ',' ' '); do
         found=$(printf '%s\n' "$table" | awk -v wanted="$index" '$1 == wanted { print $2; exit }')
-        [ -n "$found" ] || return 0 # all or none: the indices alone serve better than half of the UUIDs
+        [ -n "$found" ] || return 0 # all or none: indices alone are better than half of the UUIDs
         named=$named,$found
     done
     printf '%s' "${named#,}"

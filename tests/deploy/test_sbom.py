@@ -46,15 +46,15 @@ def test_it_is_cyclonedx_and_has_every_pin(kind):
     assert ("fastapi" in names) == (kind == "collector")
 
 
-def test_licences_are_those_that_packages_state():
+def test_licenses_are_those_that_packages_state():
     """An SPDX expression or a name, and nothing for a version that is not installed."""
-    made = json.loads(printed("agent", "--licences"))
+    made = json.loads(printed("agent", "--licenses"))
     VALIDATOR.validate(made)
     found = {part["name"]: part.get("licenses") for part in made["components"]}
     assert sum(value is not None for value in found.values()) >= len(found) - 2
-    licences = runpy.run_path(str(SBOM))["licences"]
-    assert licences("msgspec", "0.0.0") == []
-    assert licences("no-such-package", "1.0") == []
+    licenses = runpy.run_path(str(SBOM))["licenses"]
+    assert licenses("msgspec", "0.0.0") == []
+    assert licenses("no-such-package", "1.0") == []
 
 
 def test_the_schema_sees_faults():

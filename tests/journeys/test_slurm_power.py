@@ -424,4 +424,4 @@ def test_the_glue_ends_with_0_whatever_the_hook_does(tmp_path):
     assert "no nodes were named" in call("gpuledger-suspend")
     assert "the hook failed with 12" in call("gpuledger-suspend", "n1", GPULEDGER_POWER_HOOK="/nonexistent")
     assert "nothing was done" in call("gpuledger-suspend", "n1", GPULEDGER_POWER_HOOK="")
-    assert "the rest is left out" in call("gpuledger-resume", "n1", GPULEDGER_POWER_MOST="1")
+    assert "the rest is left out" in call("gpuledger-resume", "n1", GPULEDGER_POWER_MAX_NODES="1")
