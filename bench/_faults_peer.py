@@ -199,17 +199,15 @@ def compared(port: int, served: Counter) -> tuple[int, int]:
     status, text = ask(port, "/api/v1/export?match[]=bench_value&reduce_mem_usage=1")
     if status != 200:
         raise SystemExit(f"VictoriaMetrics answered {status} to an export")
-    values_by_series: dict[tuple[str, str], Counter] = {}
+    values_by_name: dict[tuple[str, str], Counter] = {}
     for line in text.splitlines():
         series = json.loads(line)
         key = series["metric"]["job"].rsplit("-", 1)[1], series["metric"]["series"]
-        values_by_series.setdefault(key, Counter()).update(
-            int(value) for value in series["values"] if value is not None
-        )
+        values_by_name.setdefault(key, Counter()).update(int(value) for value in series["values"] if value is not None)
     lost = twice = 0
     for target, count in served.items():
         for number in range(SERIES):
-            values = values_by_series.get((target, str(number)), Counter())
+            values = values_by_name.get((target, str(number)), Counter())
             lost += sum(value not in values for value in range(1, count + 1))
             twice += sum(times - 1 for times in values.values())
     return lost, twice
@@ -241,9 +239,7 @@ def ours(seed: int, rate: float, seconds: float, kills: tuple[str, ...]) -> tupl
 
 def compare(seed: int, rate: float, seconds: float) -> None:
     """Prints the table."""
-    print(
-        "\n| scenario | way | faults | kills | samples produced | lost | stored twice |\n|---|---|---|---|---|---|---|"
-    )
+    print("\n| scenario | way | faults | kills | samples | lost | stored twice |\n|---|---|---|---|---|---|---|")
     for name, kills in SCENARIOS.items():
         for way, measure in (("GPU Ledger", ours), ("Prometheus agent, VictoriaMetrics", theirs)):
             faults, samples, lost, twice, done = measure(seed, rate, seconds, kills)

@@ -17,9 +17,10 @@ import yaml
 
 from gpuledger_agent import settings as agent_settings
 from gpuledger_agent.cli import parser as agent_parser
-from gpuledger_agent.owners import kubernetes_api, places
+from gpuledger_agent.owners import kubernetes_api
 from gpuledger_agent.owners.containers import HOLD_LABEL
 from gpuledger_agent.owners.processes import workload_of_cgroup
+from gpuledger_agent.settings import Settings
 from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
 from gpuledger_common.settings import SettingsError
@@ -182,7 +183,7 @@ def test_variables_that_kubernetes_makes_placement_out(tmp_path):
     """A Service `gpuledger-collector` would put variables into every pod, which are no settings: links are off."""
     with pytest.raises(SettingsError, match="GPULEDGER_COLLECTOR_PORT"):
         collector_settings.load(None, SERVICE_LINKS, tmp_path)
-    with pytest.raises(agent_settings.SettingsError, match="GPULEDGER_AGENT_PORT"):
+    with pytest.raises(SettingsError, match="GPULEDGER_AGENT_PORT"):
         agent_settings.load(None, SERVICE_LINKS)
     assert all(template["spec"]["enableServiceLinks"] is False for template in TEMPLATES.values())
 
@@ -259,7 +260,7 @@ def test_the_agents_settings_are_good(folder, tmp_path):
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert str(loaded.kubelet_socket.parent) in mounts
     assert str(loaded.spool_folder.parent) in mounts
-    assert loaded.kubelet_socket == places.KUBELET_SOCKET
+    assert loaded.kubelet_socket == Settings().kubelet_socket
 
 
 def test_the_agent_may_do_what_it_must_and_is_not_killed():
@@ -274,7 +275,7 @@ def test_the_agent_may_do_what_it_must_and_is_not_killed():
     probe = container["livenessProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 180  # WatchdogSec= of the unit
     hosts = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
-    assert hosts == {str(places.KUBELET_SOCKET.parent), "/var/lib/gpuledger-agent"}
+    assert hosts == {str(Settings().kubelet_socket.parent), "/var/lib/gpuledger-agent"}
     (patch,) = [one for _, one in read("kernel-log")]
     (mount,) = patch["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     from gpuledger_agent.sources.kernel_log import KMSG

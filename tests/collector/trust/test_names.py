@@ -12,7 +12,6 @@ from urllib.parse import unquote, urljoin
 
 import psycopg
 import pytest
-from gpuledger_agent.inspect import once_text
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
@@ -26,6 +25,7 @@ from fakes.pages import Page
 from fakes.postgres import fresh_database
 from fakes.two_teams import day, two_teams
 from gpuledger_agent.daemon import LineFormatter
+from gpuledger_agent.diagnostics import once_text
 from gpuledger_collector.cli import build
 from gpuledger_collector.config import toml
 from gpuledger_collector.export import beancount, html, plots
