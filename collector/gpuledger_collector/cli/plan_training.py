@@ -28,7 +28,8 @@ from gpuledger_collector.cli.plan_model import (
 )
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.plans.training import FailureOverhead, GpuHourRate, TrainingEstimate, TrainingRun
+    from gpuledger_collector.insight.plans.training import FailureOverhead, TrainingEstimate, TrainingRun
+    from gpuledger_collector.insight.rates import GpuHourRate
     from gpuledger_collector.storage.ledger.past_runs import PastRun
 
 MOST_RATE = 10**6
@@ -126,7 +127,7 @@ def _failures(mtbf: str | None, checkpoint: str, every: str | None, restart: str
 
 def _given_rate(text: str, currency: str) -> GpuHourRate:
     from gpuledger_collector.accounting.currencies import currency_problem
-    from gpuledger_collector.insight.plans.training import GpuHourRate
+    from gpuledger_collector.insight.rates import GpuHourRate
 
     try:
         per_hour = Decimal(text)
@@ -143,7 +144,7 @@ def _given_rate(text: str, currency: str) -> GpuHourRate:
 def _book_rate(card: str, pool: str, dsn: str | None, config: Any) -> GpuHourRate:
     """The rate in force now for this card, by its short name or by a longer one that the book has."""
     from gpuledger_collector.accounting.pricing import PriceBook, model_match
-    from gpuledger_collector.insight.plans.training import GpuHourRate
+    from gpuledger_collector.insight.rates import GpuHourRate
 
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.billing import prices

@@ -116,7 +116,7 @@ def test_a_run_that_does_not_fit_is_told_so(capsys):
         ("training --parameters 7B --tokens 1T --mfu 0.5-0.3", "'0.5-0.3'"),
         ("training --parameters 7B --tokens 1T --rate nan", "'nan'"),
         ("training --parameters 7B --tokens 1T --rate 2 --currency usd", "'usd'"),
-        ("training --parameters 7B --tokens 1T --gpus 900000 --mtbf 1", "would not get on"),
+        ("training --parameters 7B --tokens 1T --gpus 900000 --mtbf 1", "would make no progress"),
         ("training --parameters 7B --tokens 1T --every soon", "'soon'"),
         ("training --parameters 7B --tokens 1T --owner team=x", "--save-budget"),
         ("training --parameters 7B --tokens 1T --save-budget b --owner team=x", "--rate"),

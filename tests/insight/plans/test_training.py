@@ -150,7 +150,7 @@ def test_money_is_decimal_and_in_minor_units():
 
 def test_a_run_that_cannot_get_on_is_refused():
     """A job that fails every second while it restarts for ten minutes has no end to name."""
-    with pytest.raises(ValueError, match="would not get on"):
+    with pytest.raises(ValueError, match="would make no progress"):
         overhead(Failures(gpu_mtbf_hours=1.0), 3600)
     with pytest.raises(ValueError, match="no fp8"):
         TrainingRun(known("llama-2-7b"), 7e9, 1e12, gpu_named("A100-80GB"), 8, "fp8")

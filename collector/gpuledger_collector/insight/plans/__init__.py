@@ -3,5 +3,5 @@
 Pure formulas, a frozen dataclass in and a frozen dataclass out, in base units that the names carry. Each module names
 the source of its formulas and what they leave out. `hardware` and `architecture` hold the published figures as data.
 Everything here is an estimate: nothing of it can reach a bill. A question that makes no sense is a ValueError whose
-text is a sentence for people.
+message is for people.
 """

@@ -64,17 +64,9 @@ class TrainingSetup:
         require("--precision of training", self.precision, TRAINING)
         require("--optimizer", self.optimizer, MOMENT_BYTES)
         require("--recompute", self.recompute, RECOMPUTE)
-        if self.zero not in (0, 1, 2, 3):
-            raise ValueError(f"ZeRO has the stages 0 to 3, not {self.zero}")
         require_positive(self.parameters, self.micro_batch, self.sequence, self.gpus, self.tensor, self.pipeline)
         require_allowances(self.fragmentation, self.context_bytes)
-        require_stages(self.pipeline, self.architecture)
-        model_parallel = self.tensor * self.pipeline
-        if self.gpus % model_parallel:
-            raise ValueError(
-                f"{self.gpus} GPUs are no multiple of tensor x pipeline = {self.tensor} x {self.pipeline} = "
-                f"{model_parallel}"
-            )
+        require_layout(self.gpus, self.tensor, self.pipeline, self.zero, self.architecture)
 
     @property
     def data_parallel(self) -> int:
@@ -168,6 +160,22 @@ def require_stages(pipeline: int, architecture: Architecture) -> None:
         raise ValueError(f"{architecture.layers} layers cannot make {pipeline} pipeline stages")
 
 
+def require_layout(gpus: int, tensor: int, pipeline: int, zero: int, architecture: Architecture) -> None:
+    """Raise ValueError unless the ZeRO stage exists and the GPUs can be split into tensor and pipeline ranks."""
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"ZeRO has the stages 0 to 3, not {zero}")
+    require_stages(pipeline, architecture)
+    if gpus % (tensor * pipeline):
+        raise ValueError(
+            f"{gpus} GPUs are no multiple of tensor x pipeline = {tensor} x {pipeline} = {tensor * pipeline}"
+        )
+
+
+def trained_bytes(precision: str) -> float:
+    """Bytes of a weight, gradient or activation in training: fp8 training keeps bf16."""
+    return 4.0 if precision in ("fp32", "tf32") else 2.0
+
+
 def require_allowances(fragmentation: float, context_bytes: float) -> None:
     """Raise ValueError unless the allowances are a share below 1 and no negative number of bytes."""
     if not 0 <= fragmentation < 1 or context_bytes < 0:
@@ -178,7 +186,7 @@ def require_allowances(fragmentation: float, context_bytes: float) -> None:
 
 def training_need(run: TrainingSetup) -> MemoryNeed:
     """Bytes of one GPU of a training run, on the first pipeline stage."""
-    weight = 4.0 if run.precision in ("fp32", "tf32") else 2.0
+    weight = trained_bytes(run.precision)
     own = run.parameters / (run.tensor * run.pipeline)
     ranks = run.data_parallel
     master = 0.0 if weight == 4.0 else 4.0
@@ -195,7 +203,6 @@ def training_need(run: TrainingSetup) -> MemoryNeed:
 def activation_bytes(run: TrainingSetup) -> float:
     """Bytes of activations on one GPU, of all layers that it has in flight, and of the head where it has the head."""
     shape, tokens = run.architecture, run.sequence * run.micro_batch
-    width = 2.0 if run.precision in ("fp32", "tf32") else 1.0
     kept = layer_activation_bytes(run, with_scores=run.recompute == NONE)
     layers = shape.layers
     if run.recompute == FULL:
@@ -205,7 +212,7 @@ def activation_bytes(run: TrainingSetup) -> float:
         total = layers * kept
     if run.pipeline == 1:
         total += 4.0 * tokens * (shape.hidden + shape.vocabulary) / run.tensor
-    return width * total
+    return trained_bytes(run.precision) / 2.0 * total  # the formulas above are for 2 bytes an activation
 
 
 def layer_activation_bytes(run: TrainingSetup, *, with_scores: bool) -> float:

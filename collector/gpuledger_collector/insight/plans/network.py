@@ -1,4 +1,4 @@
-"""Time that collectives take, and what of a training step they, and the pipeline's bubble, take.
+"""Time of collectives, and the share of a training step that they and the pipeline's bubble take.
 
 A ring all-reduce of S bytes over n ranks sends 2 (n-1)/n S from each (Patarasuk and Yuan 2009), reduce-scatter and
 all-gather half of it each; a double binary tree sends 2 S in 2 log2 of the nodes (Sanders et al. 2009). Latencies are
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.insight.plans.architecture import Architecture
 from gpuledger_collector.insight.plans.hardware import GpuModel, Link
+from gpuledger_collector.insight.plans.memory import require_layout, trained_bytes
 from gpuledger_collector.insight.plans.training import flops_per_token
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
@@ -32,7 +33,7 @@ BACKWARD = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Links inside a node, one network adapter for each GPU between nodes, and the share of both that is reached."""
+    """Links inside a node, one network adapter per GPU between nodes, and the share of both that is reached."""
 
     inside: Link
     between: Link
@@ -53,7 +54,7 @@ class RankGroup:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the group lies on."""
+        """Nodes of the group."""
         return math.ceil(self.ranks / self.in_node)
 
 
@@ -92,26 +93,14 @@ class TrainingStep:
     kernel_efficiency: float = 0.6
 
     def __post_init__(self) -> None:
-        sizes = (
-            self.gpus,
-            self.tensor,
-            self.pipeline,
-            self.chunks,
-            self.micro_batch,
-            self.micro_batches,
-            self.sequence,
-        )
-        if min(sizes) < 1 or not self.parameters > 0 or not 0 < self.kernel_efficiency <= 1:
+        parallel = (self.gpus, self.tensor, self.pipeline, self.chunks)
+        if (
+            min(*parallel, self.micro_batch, self.micro_batches, self.sequence) < 1
+            or not self.parameters > 0
+            or not 0 < self.kernel_efficiency <= 1
+        ):
             raise ValueError("sizes must be at least 1, and the kernel efficiency a share above 0 to 1")
-        if self.zero not in (0, 1, 2, 3):
-            raise ValueError(f"ZeRO has the stages 0 to 3, not {self.zero}")
-        if self.gpus % (self.tensor * self.pipeline):
-            raise ValueError(
-                f"{self.gpus} GPUs are no multiple of tensor x pipeline = {self.tensor} x {self.pipeline} = "
-                f"{self.tensor * self.pipeline}"
-            )
-        if self.pipeline > self.architecture.layers:
-            raise ValueError(f"{self.architecture.layers} layers cannot make {self.pipeline} pipeline stages")
+        require_layout(self.gpus, self.tensor, self.pipeline, self.zero, self.architecture)
         self.card.peak(self.precision)
 
     @property
@@ -122,13 +111,13 @@ class TrainingStep:
     @property
     def gradient_bytes(self) -> float:
         """Bytes of the gradients on one GPU."""
-        wide = self.fp32_gradients or self.precision in ("fp32", "tf32")
-        return self.parameters / (self.tensor * self.pipeline) * (4.0 if wide else 2.0)
+        width = 4.0 if self.fp32_gradients else trained_bytes(self.precision)
+        return self.parameters / (self.tensor * self.pipeline) * width
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of the weights on one GPU, whole."""
-        return self.parameters / (self.tensor * self.pipeline) * (4.0 if self.precision in ("fp32", "tf32") else 2.0)
+        return self.parameters / (self.tensor * self.pipeline) * trained_bytes(self.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +133,7 @@ class StepTime:
 
     @property
     def overlapped_seconds(self) -> float:
-        """The step with data-parallel traffic behind arithmetic as far as there is arithmetic to hide it."""
+        """The step with data-parallel traffic hidden behind arithmetic as far as possible."""
         return self.serial_seconds - self.hidden_data_seconds
 
     @property
@@ -155,7 +144,7 @@ class StepTime:
         )
 
     def share(self, seconds: float) -> float:
-        """What `seconds` are of the overlapped step."""
+        """`seconds` as a share of the overlapped step."""
         return seconds / self.overlapped_seconds
 
 
@@ -220,8 +209,7 @@ def step_time(step: TrainingStep, fabric: Fabric) -> StepTime:
 
 
 def _boundary_bytes(step: TrainingStep) -> float:
-    width = 4.0 if step.precision in ("fp32", "tf32") else 2.0
-    return step.micro_batch * step.sequence * step.architecture.hidden * width
+    return step.micro_batch * step.sequence * step.architecture.hidden * trained_bytes(step.precision)
 
 
 def _tensor_seconds(step: TrainingStep, fabric: Fabric) -> float:

@@ -1,6 +1,6 @@
-"""What storage must give: bytes a second of samples, bytes of a checkpoint and how fast they must be written.
+"""Storage requirements: bytes per second of samples, bytes of a checkpoint and how fast they must be written.
 
-A checkpoint holds what the optimizer needs to go on: fp32 weights and moments, and the weights as trained where those
+A checkpoint holds what the optimizer needs to resume: fp32 weights and moments, and the weights as trained where those
 are narrower; no gradients. With Adam and bf16 that is 14 bytes a parameter (BLOOM 176B's are 2.3 TB; Workshop 2022).
 Limits: no file system's metadata, striping or cache; one full copy, whatever the number of ranks that write it.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuledger_collector.insight.plans.memory import MOMENT_BYTES, TRAINING, require
+from gpuledger_collector.insight.plans.memory import MOMENT_BYTES, TRAINING, require, trained_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What is read and kept. `interval_seconds`: work between checkpoints; `stall`: share of wall time for them."""
+    """Data read and stored. `interval_seconds`: work between checkpoints; `stall`: share of wall time for them."""
 
     parameters: float
     samples_per_second: float
@@ -37,8 +37,8 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class StorageNeed:
-    """Bytes, and bytes per second. `write_bytes_per_second`: where the run waits for the write to end;
-    `background_bytes_per_second`: where it goes on after a copy to host memory and the write only has to end in time.
+    """Bytes, and bytes per second. `write_bytes_per_second`: where the run waits for the write;
+    `background_bytes_per_second`: where it continues after a copy to host memory and the write has to end in time.
     `capacity_bytes`: dataset, the checkpoints that are kept and the one being written.
     """
 
@@ -52,8 +52,9 @@ class StorageNeed:
 
 
 def checkpoint_bytes(parameters: float, precision: str, optimizer: str) -> float:
-    """Bytes of a checkpoint that training can go on from."""
-    narrow = 0.0 if precision in ("fp32", "tf32") else 2.0
+    """Return the bytes of a checkpoint that training can resume from."""
+    # fp32 weights always, and the weights as trained where those are narrower.
+    narrow = trained_bytes(precision) % 4.0
     return parameters * (4.0 + narrow + MOMENT_BYTES[optimizer])
 
 
@@ -64,7 +65,7 @@ def storage_need(asked: Storage) -> StorageNeed:
     return StorageNeed(
         read_bytes_per_second=asked.samples_per_second * asked.sample_bytes,
         checkpoint_bytes=size,
-        weights_bytes=asked.parameters * (4.0 if asked.precision in ("fp32", "tf32") else 2.0),
+        weights_bytes=asked.parameters * trained_bytes(asked.precision),
         stall_seconds=stall,
         write_bytes_per_second=size / stall,
         background_bytes_per_second=size / (asked.interval_seconds + stall),

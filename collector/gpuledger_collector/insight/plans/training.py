@@ -20,6 +20,7 @@ from decimal import Decimal, localcontext
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.insight.plans.architecture import Architecture
 from gpuledger_collector.insight.plans.hardware import GpuModel
+from gpuledger_collector.insight.rates import GpuHourRate
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 MFU = (0.3, 0.4, 0.5)
@@ -34,7 +35,7 @@ MAX_RESTART_SHARE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """What is to be trained on what. `parameters`: those that take part in each token. `mfu`: low, expected, high."""
+    """Model, tokens and GPUs of a run. `parameters`: those that take part in each token. `mfu`: low, expected, high."""
 
     architecture: Architecture
     parameters: float
@@ -74,7 +75,7 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How runs break. `checkpoint_seconds`: what one stops the run; `interval_seconds` None: the best one."""
+    """How runs fail. `checkpoint_seconds`: pause for one checkpoint; `interval_seconds` None: the optimal interval."""
 
     gpu_mtbf_hours: float = GPU_MTBF_HOURS
     checkpoint_seconds: float = 60.0
@@ -90,7 +91,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class FailureOverhead:
-    """What checkpoints and failures make of a second of work. `wall_per_second`: at least 1."""
+    """Cost of checkpoints and failures. `wall_per_second`: wall time per second of work, at least 1."""
 
     mtbf_seconds: float
     interval_seconds: float
@@ -100,13 +101,13 @@ class FailureOverhead:
 
     @property
     def lost_share(self) -> float:
-        """Of the whole wall time: checkpoints, work done again, restarts."""
+        """Share of wall time for checkpoints, repeated work and restarts."""
         return 1 - 1 / self.wall_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingEstimate:
-    """The run at one MFU: time on the wall, GPU-hours, failures to expect, and money where a rate is known."""
+    """The run at one MFU: wall time, GPU-hours, expected failures, and cost where a rate is known."""
 
     mfu: float
     work_seconds: float
@@ -115,14 +116,6 @@ class TrainingEstimate:
     failures: float
     tokens_per_second: float
     cost: Decimal | None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuHourRate:
-    """Money per GPU-hour in an ISO 4217 currency."""
-
-    per_gpu_hour: Decimal
-    currency: str
 
 
 def flops_per_token(architecture: Architecture, parameters: float, sequence: int) -> float:
@@ -147,7 +140,7 @@ def daly_interval(checkpoint_seconds: float, mtbf_seconds: float) -> float:
 def overhead(failures: Failures, gpus: int) -> FailureOverhead:
     """Wall time by Daly 2006, equation 20: M e^(R/M) (e^((t+d)/M) - 1) for t seconds of work.
 
-    Raises ValueError when the run would break more often than it could restart.
+    Raises ValueError when the run would fail more often than it could restart.
     """
     mtbf = failures.gpu_mtbf_hours * HOUR_S / gpus
     pause = failures.checkpoint_seconds
@@ -155,7 +148,7 @@ def overhead(failures: Failures, gpus: int) -> FailureOverhead:
     if failures.restart_seconds > MAX_RESTART_SHARE * mtbf or interval + pause > MAX_RESTART_SHARE * mtbf:
         raise ValueError(
             f"{gpus} GPUs would fail every {mtbf:.3g} s, too often for checkpoints every {interval:.3g} s that take "
-            f"{pause:g} s and restarts of {failures.restart_seconds:g} s: the run would not get on"
+            f"{pause:g} s and restarts of {failures.restart_seconds:g} s: the run would make no progress"
         )
     wall = mtbf * math.exp(failures.restart_seconds / mtbf) * math.expm1((interval + pause) / mtbf) / interval
     return FailureOverhead(mtbf, interval, wall, pause / (interval + pause))
@@ -164,9 +157,9 @@ def overhead(failures: Failures, gpus: int) -> FailureOverhead:
 def outcomes(
     run: TrainingRun, around: FailureOverhead, rate: GpuHourRate | None
 ) -> tuple[TrainingEstimate, TrainingEstimate, TrainingEstimate]:
-    """The run at its high, expected and low MFU: from the fastest to the slowest."""
-    low, expected, high = run.mfu
-    return _outcome(run, high, around, rate), _outcome(run, expected, around, rate), _outcome(run, low, around, rate)
+    """Estimate the run at its high, expected and low MFU: from the fastest to the slowest."""
+    low, expected, high = (_outcome(run, mfu, around, rate) for mfu in run.mfu)
+    return high, expected, low
 
 
 def _outcome(run: TrainingRun, mfu: float, around: FailureOverhead, rate: GpuHourRate | None) -> TrainingEstimate:
@@ -178,6 +171,6 @@ def _outcome(run: TrainingRun, mfu: float, around: FailureOverhead, rate: GpuHou
 
 
 def money(gpu_hours: float, rate: GpuHourRate) -> Decimal:
-    """What so many GPU-hours cost, rounded to the currency's minor unit."""
+    """Return the cost of GPU-hours, rounded to the currency's minor unit."""
     with localcontext(prec=60):
         return round(Decimal(repr(gpu_hours)) * rate.per_gpu_hour, minor_digits(rate.currency))

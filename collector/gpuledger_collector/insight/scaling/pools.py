@@ -98,11 +98,6 @@ class ScalingDecision:
     webhook: str = ""
 
     @property
-    def serves_ms(self) -> int:
-        """When capacity ordered by it serves: the lead time after the end of the last known step."""
-        return self.advice.as_of_ms + self.step_ms + self.lead_ms
-
-    @property
     def changed(self) -> bool:
         """Whether the target differs from the one before."""
         return self.before_gpus != self.advice.desired_gpus
