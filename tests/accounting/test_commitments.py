@@ -101,11 +101,11 @@ counts = st.lists(usages, max_size=3, unique_by=lambda one: (one.workload_id, on
 def test_the_hours_of_a_term_add_up_to_the_upfront_payment(upfront, hours, gpus):
     """Exactly, each hour within a micro-unit of every other, the earliest ones the dearer."""
     one = commitment(gpus, upfront, "0", hours=hours)
-    parts = [one.amortised_micro(one.starts_ms + at * HOUR_MS) for at in range(hours)]
+    parts = [one.amortized_micro(one.starts_ms + at * HOUR_MS) for at in range(hours)]
     assert sum(parts) == upfront
     assert parts == sorted(parts, reverse=True)
     assert parts[0] - parts[-1] <= 1
-    assert one.amortised_micro(one.starts_ms - HOUR_MS) == one.amortised_micro(one.ends_ms) == 0
+    assert one.amortized_micro(one.starts_ms - HOUR_MS) == one.amortized_micro(one.ends_ms) == 0
 
 
 @given(st.integers(0, 10**12), rates, st.integers(1, 60), st.lists(st.integers(0, 60 * HOUR_MS), max_size=6))

@@ -49,7 +49,7 @@ def pool_by_claim(patch: Patch) -> None:
         taken = {placement.accelerator.pool for mine in placements.values() for placement in mine}
         return [one for one in unit.imported(day) if one.pool not in taken]
 
-    patch.setattr(rating, "imported_beside", beside)
+    patch.setattr(rating, "imported_without_seen", beside)
 
 
 def newest_tags(patch: Patch) -> None:

@@ -1,9 +1,9 @@
-"""Attribution: from what people wrote on a workload to the owner who bears its charges.
+"""Attribution: from what people wrote on a workload to the owner who pays its charges.
 
 Without rules, a tag named like a level of the tree is that level; the workload's user, where it is known, is the
 level `user`, whatever a tag says.
-Rules, in their order and while they are dated to hold, override levels; what nothing names stays unattributed.
-A level that reads like a row of the reports' own, such as `(unallocated)`, is escaped here, wherever it came from.
+Rules that are in force override levels, in their order; what no tag and no rule names is unattributed.
+A level that looks like a reserved row of the reports, such as `(unallocated)`, is escaped here, whatever its source.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
 from gpuledger_collector.accounting.reserved_names import escaped
 
 FACTS = ("kind", "user", "account", "name", "pool", "node")
-"""Names that a rule may match beside tags."""
+"""Names that a rule may match in addition to tags."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 

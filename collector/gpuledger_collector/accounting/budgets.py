@@ -1,4 +1,4 @@
-"""Budgets: what an owner may spend in a period, when its people are told, and what made the spend change.
+"""Budgets: what an owner may spend in a period, when its people are notified, and why spend changed.
 
 Thresholds are a small state machine for each (budget, period, rule, percent): nothing, pending, firing, acked,
 resolved. Each fires once in its period, whatever happens later. Amounts are micro-units and compared exactly.
@@ -31,7 +31,7 @@ HYSTERESIS_PERCENT = 3
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """When people are told, and who: percents of the budget; `pace` is a percent of the even pace of the period."""
+    """When to notify whom: percents of the budget; `pace` is a percent of the even pace of the period."""
 
     actual: tuple[int, ...] = (50, 80, 100)
     forecast: tuple[int, ...] = (100,)
@@ -39,9 +39,9 @@ class Terms:
     recipients: tuple[str, ...] = ()
     escalate_to: tuple[str, ...] = ()
     quiet: tuple[int, int] | None = None
-    """Minutes of the UTC day between which nothing is sent but what the whole budget is spent for."""
+    """Quiet hours in minutes of the UTC day; only alerts that all of the budget is spent are sent then."""
     escalate_hours: int = 24
-    """After them those of `escalate_to` are told that nobody acknowledged that the whole budget is spent."""
+    """Hours after which `escalate_to` is notified that nobody acknowledged that all of the budget is spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _over(budget: Budget, reading: Reading, rule: str, percent: int) -> bool:
 
 
 def send_at(terms: Terms, alert: Alert, at_ms: int) -> int:
-    """When an alert's message may go out: at once, or, below the whole budget, when the quiet hours end."""
+    """When an alert may be sent: at once if all of the budget is spent, otherwise after the quiet hours."""
     if terms.quiet is None or is_urgent(alert):
         return at_ms
     start, end = terms.quiet
@@ -198,12 +198,12 @@ def send_at(terms: Terms, alert: Alert, at_ms: int) -> int:
 
 
 def is_urgent(alert: Alert) -> bool:
-    """Whether the whole budget is spent: that waits for no quiet hours and for no digest."""
+    """Whether all of the budget is spent: such an alert ignores quiet hours and digests."""
     return alert.rule == ACTUAL and alert.percent >= 100
 
 
 def must_escalate(budget: Budget, alert: Alert, at_ms: int) -> bool:
-    """Whether nobody acknowledged in time that the whole budget is spent, and others are to be told, once."""
+    """Whether nobody acknowledged in time that all of the budget is spent, so that others are notified, once."""
     return (
         bool(budget.terms.escalate_to)
         and is_urgent(alert)
@@ -296,7 +296,7 @@ def _rounded(parts: Sequence[Fraction]) -> list[int]:
 
 
 def top(drivers: Sequence[Driver], count: int) -> list[Driver]:
-    """The first drivers, and the rest as one, so that the sum stays the same."""
+    """The first drivers, and the rest summed up in one more."""
     if len(drivers) <= count:
         return list(drivers)
     rest = drivers[count:]

@@ -1,8 +1,8 @@
-"""The chargeback report: charges added up as people read them, rounded so that the rows add up to the totals.
+"""The chargeback report: charges added up for people, rounded so that the rows add up to the totals.
 
 Hours are shown to six places and money in the currency's minor unit, both split by largest remainder per currency.
-Time that nobody held, and usage that nobody is known to pay or that no rate covers, are rows of their own: nothing is
-dropped, and amounts of two currencies are never added.
+Time that nobody held and usage without an owner or a rate have rows of their own: nothing is dropped, and amounts of
+two currencies are never added.
 """
 
 from __future__ import annotations
@@ -102,9 +102,7 @@ class SharedOut:
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """What one row bears of a shared cost for a usage interval of a month, in micro-units; negative: what was moved
-    away.
-    """
+    """What one row pays of a shared cost for a part of a month, in micro-units; negative: what was moved away."""
 
     cost: SharedCost
     period: Period
@@ -115,9 +113,9 @@ class SharedPart:
 
 @dataclass(slots=True)
 class Allocations:
-    """What stands beside the direct cost, by currency and cells of a row: shares in micro-units, CO2e in micrograms.
+    """Shared cost (micro-units) and carbon (micrograms) that are added to rows, by currency and cells of a row.
 
-    `parts` are the shares again, cost by cost: they add up to `shared`.
+    `parts` holds the same shares cost by cost; they add up to `shared`.
     """
 
     shared: dict[tuple[str | None, tuple[str, ...]], int] = field(default_factory=dict)
@@ -198,7 +196,7 @@ def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocat
 
 
 def _add_allocations(sums: dict[tuple[str | None, _Key], _RowSums], allocations: Allocations) -> None:
-    """Shares and grams stand in the row of the period's own time; grams in a correction's where there is no other."""
+    """Add shares and carbon to the row of the period's own time; carbon to a correction where there is no such row."""
     for (currency, keys), micro in allocations.shared.items():
         sums.setdefault((currency, (keys, "")), _RowSums()).shared_micro = micro
     first: dict[tuple[str | None, tuple[str, ...]], str] = {}
@@ -218,7 +216,7 @@ def _ordered(sums: Mapping[_Key, _RowSums]) -> list[tuple[_Key, _RowSums]]:
 
 
 def shown_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
-    """The cells of a line: where nobody holds it, a marker stands in the first owner column (else in the first).
+    """The cells of a line; of time that nobody held, the first owner column (else the first) shows its state.
 
     Levels of owners were escaped when they were attributed (accounting.attribution); other names are escaped here.
     """

@@ -58,17 +58,17 @@ def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[Share
     row's `cost_total`, and the invoices add up to all that was charged and shared.
     """
     sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    borne: dict[tuple[str, str], int] = defaultdict(int)
+    shares_of: dict[tuple[str, str], int] = defaultdict(int)
     for line in lines:
         if line.charge.currency is not None:
             sums[line.charge.currency][billed_to(line.charge, level)] += line.charge.cost_micro or 0
     for part in shares:
         sums[part.currency][part.keys[0]] += 0
-        borne[part.currency, part.keys[0]] += part.micro
+        shares_of[part.currency, part.keys[0]] += part.micro
     billed: list[Invoice] = []
     for currency, owners in sorted(sums.items()):
         ordered = sorted(owners.items(), key=lambda item: (-item[1], item[0]))
-        digits, shared = minor_digits(currency), [borne[currency, owner] for owner, _ in ordered]
+        digits, shared = minor_digits(currency), [shares_of[currency, owner] for owner, _ in ordered]
         booked = to_minor_units([micro for _, micro in ordered], digits)
         for (owner, micro), minor, shared_micro, shared_minor in zip(
             ordered, booked, shared, to_minor_units(shared, digits), strict=True

@@ -57,8 +57,8 @@ class Commitment:
         """From its start to its end."""
         return Period(self.starts_ms, self.ends_ms)
 
-    def amortised_micro(self, hour_ms: int) -> int:
-        """The part of the upfront payment that an hour of the term bears. `hour_ms` is where the hour begins."""
+    def amortized_micro(self, hour_ms: int) -> int:
+        """The part of the upfront payment that falls on an hour of the term. `hour_ms` is where the hour begins."""
         hours = (self.ends_ms - self.starts_ms) // HOUR_MS
         at = (hour_ms - self.starts_ms) // HOUR_MS
         if not 0 <= at < hours:
@@ -67,9 +67,9 @@ class Commitment:
         return whole + (at < odd)
 
     def hour_micro(self, hour_ms: int) -> int:
-        """What an hour of the term costs, used or not: amortised and recurring."""
+        """What an hour of the term costs, used or not: amortized and recurring."""
         recurring = cost_micro(gpu_ns(self.gpus * GPU_MICRO, HOUR_MS), self.rate)
-        return self.amortised_micro(hour_ms) + recurring
+        return self.amortized_micro(hour_ms) + recurring
 
     def cost(self, span: Period) -> int:
         """What a span of the term costs, in micro-units; of an hour cut in two both parts add up to it."""
@@ -197,10 +197,10 @@ def _cover_rating_interval(
     unused = quantity - sum(taken)
     cost = commitment.cost(part)
     costs = split(cost, [*taken, unused])
-    for (key, open_ns), covered, bears in zip(asking, taken, costs, strict=False):
+    for (key, open_ns), covered, part_cost in zip(asking, taken, costs, strict=False):
         if covered:
             left[key, at] = open_ns - covered
-            coverage.shares.setdefault(key, {}).setdefault(at, []).append(CoveredShare(commitment, covered, bears))
+            coverage.shares.setdefault(key, {}).setdefault(at, []).append(CoveredShare(commitment, covered, part_cost))
     if unused:
         coverage.unused.append((part, CoveredShare(commitment, unused, costs[-1])))
     return cost

@@ -1,10 +1,10 @@
 """What a counter counted, from readings of it: increases between two readings of one life, and the time they cover.
 
 A counter begins at zero with its process. An increase is counted only between two neighbouring readings of the same
-life: a value that fell, or another start of the process, ends a life, and a longer pause than `most_gap_ms` proves
-nothing. What happened in such a usage interval of time is not known: it adds no units and covers no time, and is never
-zero. A pair that crosses an hour is split over its hours by time (largest remainder), so that the hours add up to it.
-Readings may come late, doubled and in any order: the same set of readings gives the same hours.
+life: a value that fell, or another start of the process, ends a life, and a longer pause than `max_gap_ms` proves
+nothing. What happened in such an interval is unknown: it adds no units and covers no time, and is never zero. A pair
+that crosses an hour is split over its hours by time (largest remainder), so that the hours add up to it. Readings may
+come late, doubled and in any order: the same set of readings gives the same hours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_common.largest_remainder import split
 
 SAME_START_MS = 2_000
-"""Starts of a process that lie closer are one start, as told by clocks and roundings."""
+"""Starts of a process that lie closer together are one start: clocks differ and starts are rounded."""
 ENDPOINT_GAP_MS = 600_000
 """An endpoint is read once a minute or oftener."""
 REPORT_GAP_MS = 86_400_000
@@ -25,9 +25,10 @@ REPORT_GAP_MS = 86_400_000
 REPORTED = frozenset({"steps", "tokens", "samples"})
 """Counters of a run itself; the others are those of endpoints."""
 LATEST_DAYS, KEEP_DAYS = 30, 35
-"""Older readings are refused, for the readings beside them may have been let go; and how long those are kept."""
-MOST_COUNTED = 2**53
-"""Pages and remote write tell counters as doubles: above it they skip numbers."""
+"""Days after which a late reading is refused, since its neighbors may have expired, and days for which readings are
+kept."""
+MAX_COUNTED = 2**53
+"""Metrics pages and remote write carry counters as doubles, which are not exact above it."""
 COUNTERS = ("inferences", "requests", "prompt_tokens", "generated_tokens", *sorted(REPORTED))
 
 
@@ -50,7 +51,7 @@ class HourCount:
     restarts: int
 
 
-def most_gap_ms(counter: str) -> int:
+def max_gap_ms(counter: str) -> int:
     """The longest pause between two readings over which a counter still counts."""
     return REPORT_GAP_MS if counter in REPORTED else ENDPOINT_GAP_MS
 

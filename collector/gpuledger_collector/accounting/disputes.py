@@ -1,11 +1,11 @@
 """Disputes: an owner contests lines, the evidence is sealed as it stands, finance answers and decides once.
 
-    open --answer--> answered --(the owner speaks again)--> open
+    open --answer--> answered --(the owner replies)--> open
     open, answered --resolve--> accepted | rejected        and nothing after that
 
 The evidence is kept as one canonical JSON text; its SHA-256 is the seal, so that whoever holds the file can check it
 with `sha256sum`. An accepted dispute becomes reattributions (accounting.reattribution): the ledger of an open month is
-rated again, a closed month stays as it is and gets a correction.
+rated again, a closed month keeps its charges and gets a correction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_
 OPEN, ANSWERED, ACCEPTED, REJECTED = "open", "answered", "accepted", "rejected"
 STATES = (OPEN, ANSWERED, ACCEPTED, REJECTED)
 RESOLVED = (ACCEPTED, REJECTED)
-MOST_WORDS = 4_000
+MAX_WORDS = 4_000
 
 
 class BadStep(Exception):
@@ -30,7 +30,7 @@ class BadStep(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something that was said."""
+    """A message of a dispute."""
 
     at_ms: int
     who: str
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What an accepted dispute does with the contested time: another owner bears it, or it counts as unavailable.
+    """What an accepted dispute does with the contested time: another owner pays it, or it counts as unavailable.
 
     `owner` (level -> value; empty: unattributed) None means unavailable. Raises ValueError for a reserved name.
     """
@@ -85,7 +85,7 @@ def seal_of(text: str) -> str:
 
 
 def after_answer(state: str, *, from_owner: bool) -> str:
-    """The state after somebody spoke. Raises BadStep."""
+    """The state after a message. Raises BadStep."""
     if state in RESOLVED:
         raise BadStep(f"the dispute is {state} already: open a new one")
     return OPEN if from_owner else ANSWERED
@@ -99,12 +99,12 @@ def after_decision(state: str, remedy: Remedy | None) -> str:
 
 
 def words_of(text: str, what: str) -> str:
-    """A text that somebody wrote, as it is kept. Raises ValueError with a sentence."""
+    """A message without surrounding white space. Raises ValueError with a sentence."""
     words = text.strip()
     if not words:
         raise ValueError(f"{what}: say it in words")
-    if len(words) > MOST_WORDS:
-        raise ValueError(f"{what}: {len(words)} characters; at most {MOST_WORDS} are kept")
+    if len(words) > MAX_WORDS:
+        raise ValueError(f"{what}: {len(words)} characters; at most {MAX_WORDS} are kept")
     if "\x00" in words or any("\ud800" <= character <= "\udfff" for character in words):
         raise ValueError(f"{what}: holds a character that no text can keep (NUL, or half of a pair)")
     return words

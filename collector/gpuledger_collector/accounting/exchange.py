@@ -1,7 +1,7 @@
 """Exchange: another currency's view of a report. The ledger keeps its own.
 
-A line is converted at one dated rate, which the report then names beside it; what stands under another rate is another
-row. A currency without a rate stays as it is. So two currencies, and two rates, are never added.
+A line is converted at one dated rate, which its row names; lines at another rate are another row. A currency without
+a rate is not converted. So two currencies, and two rates, are never added.
 """
 
 from __future__ import annotations
@@ -71,26 +71,26 @@ class _Group:
     """What is converted at one rate (None: not converted), and so may be added."""
 
     lines: list[ChargedLine] = field(default_factory=list)
-    beside: Allocations = field(default_factory=Allocations)
+    allocations: Allocations = field(default_factory=Allocations)
 
 
 def view(
     parts: Iterable[tuple[Period, Sequence[ChargedLine], Allocations]], by: Sequence[str], exchange: Exchange
 ) -> Report:
-    """The report in another currency. `parts` are those of `Exchange.spans`, each with its lines and what is beside.
+    """The report in another currency. `parts` are those of `Exchange.spans`, each with its lines and its allocations.
 
     Rows of one rate stand together with a total of their own; what has no rate keeps its currency.
     """
     groups: dict[ExchangeRate | None, _Group] = {None: _Group()}
-    for span, lines, beside in parts:
+    for span, lines, allocations in parts:
         for line in lines:
             rate = None if line.currency is None else exchange.rate_at(line.currency, span.start_ms)
             groups.setdefault(rate, _Group()).lines.append(line if rate is None else _converted(line, rate))
-        _add_beside(groups, beside, exchange, span.start_ms)
+        _add_allocations(groups, allocations, exchange, span.start_ms)
     rows: list[Row] = []
     totals: list[Row] = []
     for rate, group in sorted(groups.items(), key=lambda item: "" if item[0] is None else item[0].text):
-        converted = report(group.lines, by, group.beside)
+        converted = report(group.lines, by, group.allocations)
         text = "" if rate is None else rate.text
         rows += [replace(row, exchange=text) for row in converted.rows]
         totals += [replace(row, exchange=text) for row in converted.totals]
@@ -103,17 +103,19 @@ def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
     return replace(converted, currency=rate.to_currency)
 
 
-def _add_beside(groups: dict[ExchangeRate | None, _Group], beside: Allocations, exchange: Exchange, at_ms: int) -> None:
-    for (currency, keys), micro in beside.shared.items():
+def _add_allocations(
+    groups: dict[ExchangeRate | None, _Group], allocations: Allocations, exchange: Exchange, at_ms: int
+) -> None:
+    for (currency, keys), micro in allocations.shared.items():
         rate = None if currency is None else exchange.rate_at(currency, at_ms)
-        shared = groups.setdefault(rate, _Group()).beside.shared
+        shared = groups.setdefault(rate, _Group()).allocations.shared
         key, amount = (currency, keys), micro
         if rate is not None:
             key, amount = (rate.to_currency, keys), rate.convert(micro)
         shared[key] = shared.get(key, 0) + amount
-    for (currency, keys), grams in beside.emitted.items():
+    for (currency, keys), grams in allocations.emitted.items():
         rate = None if currency is None else exchange.rate_at(currency, at_ms)
-        emitted = groups.setdefault(rate, _Group()).beside.emitted
+        emitted = groups.setdefault(rate, _Group()).allocations.emitted
         key = (currency if rate is None else rate.to_currency, keys)
         known = emitted.get(key, 0)
         emitted[key] = None if known is None or grams is None else known + grams

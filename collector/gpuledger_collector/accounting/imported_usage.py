@@ -1,4 +1,4 @@
-"""Imported usage beside observed accelerators of the same pool: time is held once.
+"""Imported usage of pools in which accelerators were observed as well: time is held once.
 
 Usage imported as a count of GPUs says that a pool had work, not on which accelerator. Where accelerators were seen in
 that pool, each takes the place of its share of a GPU for the time in which it was seen, no more and no less. Law: the
@@ -20,7 +20,7 @@ from gpuledger_common.largest_remainder import split
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenAccelerator:
     """A time in which an accelerator of a pool was seen on a node; `gpu_micro` is its share of a board."""
 
     pool: str
@@ -30,15 +30,15 @@ class Seen:
     period: Period
 
 
-def beside_seen(
-    imported: Sequence[ImportedUsage], seen: Iterable[Seen], day: Period, until_ms: int
+def without_seen(
+    imported: Sequence[ImportedUsage], seen: Iterable[SeenAccelerator], day: Period, until_ms: int
 ) -> list[ImportedUsage]:
     """Imported usage of a day without what accelerators of its pool were seen doing.
 
     An accelerator takes the place of usage that names its node first, then of usage of its pool that names none. What
     is left is split over the imports by their counts, by largest remainder in the order of their keys.
     """
-    by_pool: dict[str, list[Seen]] = defaultdict(list)
+    by_pool: dict[str, list[SeenAccelerator]] = defaultdict(list)
     for sighting in seen:
         by_pool[sighting.pool].append(sighting)
     usages: dict[str, list[ImportedUsage]] = defaultdict(list)
@@ -53,7 +53,9 @@ def beside_seen(
     return sorted(left, key=lambda usage: (usage.key, usage.start_ms))
 
 
-def _left(usages: Sequence[ImportedUsage], seen: Sequence[Seen], day: Period, until_ms: int) -> list[ImportedUsage]:
+def _left(
+    usages: Sequence[ImportedUsage], seen: Sequence[SeenAccelerator], day: Period, until_ms: int
+) -> list[ImportedUsage]:
     ordered = sorted(usages, key=lambda usage: (usage.key, usage.start_ms))
     spans = [day.clip(Period(usage.start_ms, max(usage.start_ms, _end(usage, until_ms)))) for usage in ordered]
     timeline = _Timeline(seen)
@@ -106,7 +108,7 @@ def _take(left: list[int], places: Sequence[int], micro: int) -> int:
 class _Timeline:
     """How much of a pool was seen at an instant, by node."""
 
-    def __init__(self, seen: Iterable[Seen]) -> None:
+    def __init__(self, seen: Iterable[SeenAccelerator]) -> None:
         spans: dict[tuple[str, int, int], list[Period]] = defaultdict(list)
         for sighting in seen:
             spans[sighting.node, sighting.accelerator_id, sighting.gpu_micro].append(sighting.period)

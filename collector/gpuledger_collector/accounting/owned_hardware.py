@@ -4,11 +4,12 @@
          + watts / 1000 x PUE x price of a kWh / GPUs
 
 Hours are those between the two dates, not a month divided by thirty: over its life a machine earns exactly what it
-cost. It is a rate for *capacity*: never divided by utilisation, so that idle time shows instead of making everyone
-dearer. When the hardware is written off, its depreciation ends and the rest goes on.
+cost. It is a rate for *capacity*: never divided by utilization, so that idle time shows instead of making everyone
+dearer. When the hardware is written off, its depreciation ends and the other costs remain.
 
-Energy that is measured is not charged beside the rate: charges must add up to capacity x rate, and what nobody measured
-would be nobody's. With `energy = measured` it is left out of the rate; the kWh stand on every charge as they are.
+Measured energy is not charged in addition to the rate: charges must add up to capacity x rate, and energy that nothing
+measured would be paid by nobody. With `energy = measured` it is left out of the rate; the kWh stand on every charge as
+they are.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ LEVELS = ("org", "team", "project", "experiment", "run", "user")
 
 @dataclass(frozen=True, slots=True, order=True)
 class OwnerPath:
-    """Who bears a charge, level by level; an empty level is unattributed."""
+    """Who pays a charge, level by level; an empty level is unattributed."""
 
     org: str = ""
     team: str = ""

@@ -274,7 +274,7 @@ class _Sweep:
             self.there[row.accelerator_id] = _There(part, replace(row, in_ms=board.since_ms, out_ms=None), attributes)
 
     def run(self) -> None:
-        """From `since_ms` to the last event; what is there then stays."""
+        """Apply all events from `since_ms` on; what is there after the last one remains there."""
         edges = {at for row in self.board.stated for at in (row.in_ms, row.out_ms) if at is not None}
         begin = {self.board.since_ms} if self.board.is_cut else set()
         edges = {at for at in edges if at >= self.board.since_ms} | begin
@@ -439,12 +439,12 @@ class _Sweep:
 
 
 def _fit(attributes: Attributes, others: Iterable[_There]) -> bool:
-    """Whether a part with these attributes is no more than a device beside others."""
+    """Whether a part with these attributes and the others are at most one device."""
     return attributes.gpu_micro + sum(entry.row.gpu_micro for entry in others) <= GPU_MICRO
 
 
 def _says(entry: _There, attributes: Attributes) -> bool:
-    """Whether what is there was reported with the same words."""
+    """Whether what is there was reported with the same attributes."""
     known = entry.attributes
     if known is None:
         return False
@@ -462,13 +462,13 @@ def _settle_pools(
 ) -> tuple[list[Placement], list[Claim]]:
     """The rows of one accelerator in the pools that hold, cut where usage is imported for a claimed one.
 
-    A claim that goes on lasts until `seen_ms`, when the accelerator was seen last.
+    An ongoing claim lasts until `seen_ms`, when the accelerator was seen last.
     """
     settled: list[Placement] = []
     claims: list[Claim] = []
     pools = list(former)
     for row in rows:
-        # What is from before dated facts has no attributes: its pool was believed, and stays.
+        # Evidence from before dated attributes has none: the pool that it claimed was accepted, and is kept.
         days = imported.get(row.claimed_pool, ()) if row.source == SEEN and row.attributes_id else ()
         other = next((pool for pool in reversed(pools) if pool != row.claimed_pool), DEFAULT_POOL)
         other = other if row.claimed_pool != DEFAULT_POOL else DEFAULT_POOL

@@ -241,7 +241,7 @@ def compare(
 ) -> Comparison:
     """Compare a bill with what the ledger observed in the pools that it names.
 
-    `places` says where each node (and day) stood; `effective` compares amortised costs instead of billed ones.
+    `places` says where each node (and day) stood; `effective` compares amortized costs instead of billed ones.
     """
     comparing = _Comparing(provider, matches, places, days, effective)
     for line in lines:
@@ -299,7 +299,7 @@ class _Comparing:
         return None
 
     def _lay(self, line: BillLine, match: BillMatch, total: int, written: Decimal) -> None:
-        """Lay time and cost of a line on the days that it covers; what lies outside of the period is told apart."""
+        """Spread a line's time and cost over the days that it covers; other days are their own kind of difference."""
         unit_ms, per_gpu = gpu_unit(line.unit) or (HOUR_MS, False)
         span = Period(line.start_ms, max(line.end_ms, line.start_ms + 1))
         inside = [(day, part) for day in self._days if (part := day.clip(span)) is not None]

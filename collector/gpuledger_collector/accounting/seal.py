@@ -1,7 +1,7 @@
 """The seal of a closed period: one hash over every line, from which a single line can be proven to be in it.
 
 A Merkle tree as in RFC 6962 §2.1 (SHA-256; a leaf is hashed after the byte 0, a node after the byte 1): whoever holds
-the seal can check one line and the path beside it without seeing anybody else's lines.
+the seal can check one line and its path without seeing anybody else's lines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
 
 
 def path(leaves: Sequence[bytes], at: int) -> list[tuple[str, bytes]]:
-    """What to hash beside leaf `at`, from the bottom up: ("left" or "right", hash). Raises IndexError."""
+    """The hashes to combine with leaf `at`, from the bottom up: ("left" or "right", hash). Raises IndexError."""
     if not 0 <= at < len(leaves):
         raise IndexError(at)
     steps = []
@@ -91,6 +91,6 @@ def line_of(exported: ExportedCharge) -> bytes:
         "energy_mj": charge.energy_mj,
     }
     if charge.commitment is not None:
-        # Only then, so that the seal of a month that was closed before there were commitments stays what it was.
+        # Lines without a commitment keep the form that they had before commitments existed, and so their seal.
         content |= {"commitment": charge.commitment.name, "contracted_cost_micro": charge.contracted_cost_micro}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""Shared costs: what no owner caused alone is split over owners by a key that is stated, beside their direct cost.
+"""Shared costs: what no owner caused alone is split over owners by a declared key, in addition to their direct cost.
 
 A shared cost is an amount of every month (support, network, licences), or the cost of a state (unallocated,
 unavailable, unobserved, stranded, commitment_unused) that is moved to those who held something. It is split in a fixed
@@ -26,7 +26,7 @@ SOURCES = (AMOUNT, *(state for state in STATES if state != HELD), COMMITMENT_UNU
 KEYS = ("cost", "gpu_hours", "even", "weights")
 """What it is split by."""
 UNSHARED = "(unshared)"
-"""Bears a shared amount where nobody of its scope held anything."""
+"""The row that pays a shared amount where nobody of its scope held anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,9 @@ def month_part(amount_micro: int, month_ms: int, start_ms: int, end_ms: int) -> 
 
 
 def share(cost: SharedCost, lines: Sequence[ChargedLine], amount_micro: int = 0) -> list[LineShare]:
-    """Splits one cost over the lines of one usage interval of time; `amount_micro` is the amount for it, of source
-    amount.
+    """Split one cost over the lines of one period; `amount_micro` is the amount for it, of source amount.
 
-    The cost of a state is shared within its currency, and stays where it is when nobody of the scope held anything.
+    The cost of a state is shared within its currency, and is not moved when nobody of the scope held anything.
     """
     if cost.source == AMOUNT:
         assert cost.currency is not None

@@ -1,8 +1,8 @@
 """What a token, an inference or a step cost: the charges of a workload over what its counters counted.
 
-A day's charge is laid over the hours in which its accelerator was held, by time and without rest, so that the hours
-add up to the charge. Of each hour only the part counts that its counters cover: cost of covered time over units of
-covered time. Nothing is extrapolated over the rest; how much of the charged time is covered stands beside every cost.
+A day's charge is laid over the hours in which its accelerator was held, by time and without rest, so that the hours add
+up to the charge. Of each hour only the part counts that its counters cover: cost of covered time over units of covered
+time. Nothing is extrapolated over the rest; every cost comes with the share of the charged time that is covered.
 
 Several endpoints of one workload count together. One that was seen before and after an hour is expected in it, and
 where it was not read, that part of the hour is not covered; each endpoint stands for an equal part of the workload.
@@ -80,7 +80,7 @@ class HourCost:
 
 @dataclass(frozen=True, slots=True)
 class UnitCost:
-    """What units of one counter cost in one currency, in a usage interval of time.
+    """What units of one counter cost in one currency, over all time or in one bucket.
 
     `cost_micro` and `used_micro` are of the covered time alone, `charged_micro` of all of it. `held_ms` is the charged
     time of the workload, `covered_ms` the part of it that the counters cover.
@@ -105,7 +105,7 @@ class UnitCost:
 
     @property
     def per(self) -> int:
-        """Units for which the cost is told."""
+        """Units to which the cost refers."""
         return PER[self.counter]
 
     @property

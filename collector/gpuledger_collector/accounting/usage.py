@@ -78,7 +78,8 @@ def rating_intervals(day: Period, cuts: Sequence[int]) -> list[Period]:
 
 
 def merged(pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
-    """Add up the pieces that one holder, by one report of it, has of a rating interval; the first one's order stays.
+    """Add up the pieces that one holder, by one report of it, has of a rating interval; the order of the first ones is
+    kept.
 
     An accelerator that leaves and comes back within an interval is rated as one, so its remainders are shared once.
     """
@@ -205,7 +206,7 @@ def _add_window(
     rating_interval: Period,
     window: Period,
 ) -> None:
-    """Adds what the span says of one window: time over holders, then each holder's over its activity."""
+    """Add the usage of a span within one window: time over holders, then each holder's over its activity."""
     weights = [fact.held_ms if fact.state == HELD else window.ms for fact in span]
     if not any(weights):
         weights = [1] * len(span)

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gpuledger_collector.accounting.disputes import MOST_WORDS, RESOLVED, STATES, BadStep, Dispute, Remedy, words_of
+from gpuledger_collector.accounting.disputes import MAX_WORDS, RESOLVED, STATES, BadStep, Dispute, Remedy, words_of
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, denials, guarded, may_read, page, period_of
@@ -27,7 +27,7 @@ from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
 from gpuledger_collector.storage.ledger import zones
 
 Number = Annotated[int, Path(ge=1, lt=2**62, description="Number of the dispute.")]
-Words = Annotated[str, Field(min_length=1, max_length=MOST_WORDS)]
+Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
 Name = Annotated[str, Field(min_length=1, max_length=400), AfterValidator(lambda text: words_of(text, "name"))]
 Level = Literal["org", "team", "project", "experiment", "run", "user"]
 Answer = TypeVar("Answer")

@@ -11,7 +11,7 @@ from fastapi import APIRouter, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
-from gpuledger_collector.accounting.counters import MOST_COUNTED
+from gpuledger_collector.accounting.counters import MAX_COUNTED
 from gpuledger_collector.accounting.period import date_range, parse_instant
 from gpuledger_collector.api.auth.keys import KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
@@ -31,9 +31,9 @@ class Progress(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    steps: Annotated[int | None, Field(ge=0, le=MOST_COUNTED, description="Training steps.")] = None
-    tokens: Annotated[int | None, Field(ge=0, le=MOST_COUNTED, description="Tokens trained on.")] = None
-    samples: Annotated[int | None, Field(ge=0, le=MOST_COUNTED, description="Samples trained on.")] = None
+    steps: Annotated[int | None, Field(ge=0, le=MAX_COUNTED, description="Training steps.")] = None
+    tokens: Annotated[int | None, Field(ge=0, le=MAX_COUNTED, description="Tokens trained on.")] = None
+    samples: Annotated[int | None, Field(ge=0, le=MAX_COUNTED, description="Samples trained on.")] = None
     at: Annotated[str | None, Field(max_length=64, description="RFC 3339 with zone; default: now.")] = None
     started_at: Annotated[
         str | None, Field(max_length=64, description="When this process began; a later one means a restart.")

@@ -1,8 +1,8 @@
 """A journal in beancount's plain text: a second, independent program can prove that the bill adds up.
 
-One transaction a day and currency: what each owner bears against the capacity that was there, in micro-units (six
+One transaction a day and currency: what each owner pays against the capacity that was there, in micro-units (six
 places); then one transaction for each usage interval of a shared cost, on its last day, and balance assertions at the
-end. A moved cost goes from its account to those who bear it, an amount comes from INCOME_SHARED. Dates are the billing
+end. A moved cost goes from its account to those who pay it, an amount comes from INCOME_SHARED. Dates are the billing
 zone's. `bean-check FILE` fails when a posting was changed.
 """
 
@@ -32,9 +32,9 @@ def write(
 ) -> None:
     """The journal of some days, each with its lines by `level`; usage without a rate has no money and is left out."""
     sums = [(day, _sums(lines, level)) for day, lines in days]
-    borne = [part for part in shares if part.micro]
-    names = sorted({owner for _, amounts in sums for owner, _ in amounts} | {part.keys[0] for part in borne})
-    currencies = sorted({of for _, amounts in sums for _, of in amounts} | {part.currency for part in borne})
+    paid_parts = [part for part in shares if part.micro]
+    names = sorted({owner for _, amounts in sums for owner, _ in amounts} | {part.keys[0] for part in paid_parts})
+    currencies = sorted({of for _, amounts in sums for _, of in amounts} | {part.currency for part in paid_parts})
     if not sums or not currencies:
         file.write('option "title" "GPU Ledger"\n')
         return
@@ -43,7 +43,7 @@ def write(
     file.write(f'option "title" "GPU Ledger by {level}"\n')
     file.writelines(f'option "operating_currency" "{currency}"\n' for currency in currencies)
     file.write(f"\n{first} open {INCOME}\n")
-    if borne:
+    if paid_parts:
         file.write(f"{first} open {INCOME_SHARED}\n")
     for name in names:
         file.write(f'{first} open {accounts[name]}\n  owner: "{_text(name)}"\n')
@@ -54,7 +54,7 @@ def write(
             if postings:
                 narration = f'{calendar.date_of(day.start_ms)} * "GPU Ledger" "GPU time of the day"'
                 totals[INCOME, currency] += _transaction(narration, INCOME, currency, postings, accounts, file)
-    for (until_ms, cost, currency), postings in _usage_intervals(borne).items():
+    for (until_ms, cost, currency), postings in _usage_intervals(paid_parts).items():
         narration = f'{calendar.date_of(until_ms - 1)} * "GPU Ledger" "Shared cost {_text(cost)}"'
         totals[INCOME_SHARED, currency] += _transaction(narration, INCOME_SHARED, currency, postings, accounts, file)
     for (account, currency), micro in sorted(totals.items()):
@@ -62,7 +62,7 @@ def write(
 
 
 def _usage_intervals(shares: Sequence[SharedPart]) -> dict[tuple[int, str, str], list[tuple[str, int]]]:
-    """Who bears what of each usage interval of a shared cost, by its end, name and currency."""
+    """What each owner pays of every period of a shared cost, by its end, name and currency."""
     postings: dict[tuple[int, str, str], list[tuple[str, int]]] = defaultdict(list)
     for part in shares:
         postings[part.period.end_ms, part.cost.name, part.currency].append((part.keys[0], part.micro))

@@ -18,31 +18,31 @@ def names(text: str, separator: str | None = None) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(separator))
 
 
-MEASURES = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
-BESIDE = names(
+MEASURE_COLUMNS = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
+ALLOCATION_COLUMNS = names(
     """
     cost_shared cost_total energy_kwh co2e_grams cost_list cost_contracted cost_effective correction_of
     """
 )
 """What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
-cost at list rates, at the price book's, and as it is: with commitments amortised, the same as `cost`; and the closed
+cost at list rates, at the price book's, and as it is: with commitments amortized, the same as `cost`; and the closed
 month that a row corrects, empty for the period's own time."""
 EXCHANGE = "exchange"
 """The last column, in another currency's view only."""
 
 
 def harmless(row: Iterable[object]) -> list[object]:
-    """The cells of a row of a CSV, texts made harmless; to be used for every row with a name in it."""
+    """The cells of a CSV row, neutralized for spreadsheets; use it for every row that holds a name."""
     return [neutral(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 def json_text(content: object) -> str:
-    """Indented JSON in letters as they are; what is not seen stands as an escape, so that the same is read from it."""
+    """Indented JSON, not limited to ASCII; invisible characters are written as escapes, which read back the same."""
     return escape_lines(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def lines_text(lines: Iterable[str]) -> str:
-    """A page of text; a line of it is a line, whatever name stands in it."""
+    """Lines as a page of text; control characters in names are escaped, so that no name adds a line."""
     return "".join(f"{escape_text(line)}\n" for line in lines)
 
 
@@ -57,8 +57,8 @@ def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     return text.getvalue()
 
 
-def measures(row: Row) -> list[str]:
-    """The amounts of a row as text, in the order of MEASURES; what is not known is empty."""
+def measure_cells(row: Row) -> list[str]:
+    """The amounts of a row as text, in the order of MEASURE_COLUMNS; what is not known is empty."""
     return [
         f"{row.gpu_hours:.6f}",
         "" if row.gpu_hours_idle is None else f"{row.gpu_hours_idle:.6f}",
@@ -68,8 +68,8 @@ def measures(row: Row) -> list[str]:
     ]
 
 
-def beside(row: Row) -> list[str]:
-    """What stands beside the amounts of a row as text, in the order of BESIDE; what is not known is empty."""
+def allocation_cells(row: Row) -> list[str]:
+    """A row's shares, carbon and comparisons as text, in the order of ALLOCATION_COLUMNS; unknown is empty."""
     return [
         _money(row, row.shared_minor),
         _money(row, row.total_minor),
@@ -88,4 +88,4 @@ def _money(row: Row, units: int | None) -> str:
 
 def header(by: Sequence[str]) -> list[str]:
     """The columns of a chargeback."""
-    return [*by, *MEASURES]
+    return [*by, *MEASURE_COLUMNS]

@@ -10,20 +10,29 @@ from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.chargeback import Report, Row, SharedOut
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
-from gpuledger_collector.export.cells import BESIDE, EXCHANGE, MEASURES, beside, header, json_text, measures, neutral
+from gpuledger_collector.export.cells import (
+    ALLOCATION_COLUMNS,
+    EXCHANGE,
+    MEASURE_COLUMNS,
+    allocation_cells,
+    header,
+    json_text,
+    measure_cells,
+    neutral,
+)
 
 
 def as_csv(report: Report) -> str:
-    """Rows as CSV: the `by` columns, then gpu_hours,gpu_hours_idle,cost,cost_idle,currency, then those of BESIDE.
+    """Rows as CSV: the `by` columns, MEASURE_COLUMNS, then ALLOCATION_COLUMNS.
 
     LF, UTF-8, no total. In another currency's view the rate of each row comes last.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*header(report.by), *BESIDE, *([EXCHANGE] if report.exchanged else [])])
+    writer.writerow([*header(report.by), *ALLOCATION_COLUMNS, *([EXCHANGE] if report.exchanged else [])])
     for row in report.rows:
         rate = [row.exchange] if report.exchanged else []
-        writer.writerow([*(neutral(key) for key in row.keys), *measures(row), *beside(row), *rate])
+        writer.writerow([*(neutral(key) for key in row.keys), *measure_cells(row), *allocation_cells(row), *rate])
     return out.getvalue()
 
 
@@ -41,7 +50,7 @@ def as_json(report: Report, period: Period, notes: Sequence[str]) -> str:
 
 
 def _object(row: Row, by: Sequence[str]) -> dict[str, object]:
-    names, texts = (*MEASURES, *BESIDE), (*measures(row), *beside(row))
+    names, texts = (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS), (*measure_cells(row), *allocation_cells(row))
     amounts = zip(names, (text or None for text in texts), strict=True)
     return {
         **dict(zip(by, row.keys, strict=False)),
@@ -85,7 +94,7 @@ def as_table(report: Report, width: int | None) -> str:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in report.by:
         table.add_column(name, overflow="fold")
-    columns = [*MEASURES, *_shown_beside(report)]
+    columns = [*MEASURE_COLUMNS, *_shown_allocations(report)]
     for name in columns:
         table.add_column(
             name, justify="left" if name in {"currency", "correction_of", EXCHANGE} else "right", no_wrap=True
@@ -101,17 +110,28 @@ def as_table(report: Report, width: int | None) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _shown_beside(report: Report) -> list[str]:
-    """The columns of BESIDE that say something, for a terminal; the total stands where there are shares."""
-    filled = {name for row in report.rows for name, text in zip(BESIDE, beside(row), strict=True) if text}
+def _shown_allocations(report: Report) -> list[str]:
+    """The columns of ALLOCATION_COLUMNS that say something, for a terminal; the total stands where there are shares."""
+    filled = {
+        name
+        for row in report.rows
+        for name, text in zip(ALLOCATION_COLUMNS, allocation_cells(row), strict=True)
+        if text
+    }
     filled -= {"cost_effective", *([] if "cost_shared" in filled else ["cost_total"])}
     if all(row.list_minor == row.cost_minor for row in report.rows):
         filled.discard("cost_list")
     if all(row.contracted_minor == row.cost_minor for row in report.rows):
         filled.discard("cost_contracted")
-    return [name for name in BESIDE if name in filled] + ([EXCHANGE] if report.exchanged else [])
+    return [name for name in ALLOCATION_COLUMNS if name in filled] + ([EXCHANGE] if report.exchanged else [])
 
 
 def _cells(row: Row, columns: Sequence[str]) -> list[str]:
-    texts = dict(zip((*MEASURES, *BESIDE, EXCHANGE), (*measures(row), *beside(row), row.exchange), strict=True))
+    texts = dict(
+        zip(
+            (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS, EXCHANGE),
+            (*measure_cells(row), *allocation_cells(row), row.exchange),
+            strict=True,
+        )
+    )
     return [texts[name] for name in columns]

@@ -164,7 +164,7 @@ def _sentences(
     verdict = "is as it was sealed" if holds else "is NOT what was sealed"
     yield f"the evidence {verdict}: {dispute.seal}"
     waiting = "" if rated else " (days wait to be rated again)"
-    yield f"now {owner_text(dispute.owner)} bears {amounts(billed)} of it{waiting}"
+    yield f"now {owner_text(dispute.owner)} pays {amounts(billed)} of it{waiting}"
 
 
 def _sealed_line(line: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
 """FOCUS 1.2: charges as the FinOps Foundation's billing rows.
 
 A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it. What a commitment covers is
-billed at its amortised cost, beside what list and contracted prices would have made of it; what it left unused is a row
+billed at its amortized cost, with the cost at list and contracted prices next to it; what it left unused is a row
 of status Unused with nothing consumed (docs/decisions/0014-commitments.md). Finance wants cents, so
 each invoice (month, owner, currency) ends with one Adjustment row that brings its rows to the cents booked. The cents
 of a month are split over its invoices by largest remainder: the invoices add up to the chargeback of that month. What
-an invoice bears of shared costs is an Adjustment row for each of them, negative where a cost was moved away
+an invoice pays of shared costs is an Adjustment row for each of them, negative where a cost was moved away
 (docs/decisions/0013-shared-costs.md): those of a moved cost add up to zero.
 Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
 """
@@ -109,7 +109,7 @@ def lines(
 def usage_rows(
     charges: Iterable[ExportedCharge], level: str, issuer: Issuer, book: Book
 ) -> Iterator[tuple[ExportedCharge, Row]]:
-    """Each priced charge beside its Usage row; `book` counts what the rows of each invoice add up to."""
+    """Each priced charge with its Usage row; `book` counts what the rows of each invoice add up to."""
     for exported in charges:
         charge = exported.charge
         if charge.currency is not None and (charge.gpu_ns or (charge.commitment is not None and charge.cost_micro)):
@@ -318,7 +318,7 @@ def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedP
 
 
 def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
-    """What an invoice bears of a shared cost."""
+    """The row of what an invoice pays of a shared cost."""
     month, owner = book.calendar.month_of(part.period.start_ms), part.keys[0]
     invoice = book.invoices.setdefault((month, part.currency, owner), Invoice(book.calendar.month(month)))
     invoice.shared += part.micro

@@ -1,7 +1,7 @@
 """Checks a file of charges in FOCUS 1.2 or 1.4, row by row and as a whole, harder than the public validator does.
 
 Sources: the FOCUS 1.2 column definitions, date/time, numeric and unit formats (FinOps Foundation), and what a bill must
-satisfy besides: cost = price x quantity, whole cents per invoice, no resource used for longer than there was time.
+satisfy in addition: cost = price x quantity, whole cents per invoice, no resource used for longer than there was time.
 Everything is exact (Decimal); a file is read once, in one pass, line by line.
 """
 
@@ -108,7 +108,7 @@ _UNIT = re.compile(
 )
 _FORMULA = re.compile(r"[=+@\t\r]|-(?!\d)")
 HALF_NANO_HOUR_S = Decimal("0.0000018")
-"""GPU-hours written to nine places may differ by half a billionth of an hour from the seconds beside them."""
+"""GPU-hours written to nine places may differ by half a billionth of an hour from the seconds in the same row."""
 PLACES = 60
 """Digits that products are formed with: no price or quantity of a bill has as many."""
 
@@ -158,7 +158,7 @@ VERSIONS: Mapping[str, Version] = {
 
 
 def version_of(header: Sequence[str]) -> Version:
-    """The version that a header speaks: 1.3 named the service provider, and only 1.2 needs no such column."""
+    """The version of FOCUS that a header has: 1.3 named the service provider, and only 1.2 needs no such column."""
     return VERSIONS["1.4" if "ServiceProviderName" in header or set(ALLOCATED) & set(header) else "1.2"]
 
 
@@ -194,7 +194,7 @@ class _Resource:
 def check(file: TextIO, wanted: str | None = None) -> Iterator[Violation]:
     """Every violation of an open file (opened with newline=""), those of rows first. Raises NotFocus.
 
-    `wanted` is the version to check against (a key of VERSIONS); None: the one that the header speaks.
+    `wanted` is the version to check against (a key of VERSIONS); None: the one of the header.
     """
     reader = csv.reader(file, strict=True)
     try:

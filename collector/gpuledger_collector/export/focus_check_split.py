@@ -122,7 +122,7 @@ class Origins:
         self._sums: dict[tuple[str, ...], tuple[int, Decimal, Row]] = {}
 
     def add(self, line: int, row: Row) -> Iterator[Told]:
-        """One more row; a price or dimension that is not its origin's is told."""
+        """Add a row and report each price or dimension that differs from its origin's."""
         ratio = ratio_of(row) if row.get("AllocatedMethodId", "") else None
         if ratio is None:
             return

@@ -5,7 +5,7 @@ had a part of it, or a MIG instance did, each row is an *allocated charge*: its 
 in the Allocated columns, and its ratio is its part of the origin's GPU-time. Ratios are billionths by largest
 remainder, so that those of an origin add up to exactly 1 (FOCUS 1.3, data generator-calculated split cost allocation).
 
-The sub-account stays that of whoever bears the row: FOCUS has no other column for it. Corrections amend charges that
+The sub-account is that of the owner who pays the row: FOCUS has no other column for it. Corrections amend charges that
 were split before, and are not split again.
 """
 

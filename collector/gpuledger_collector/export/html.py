@@ -71,7 +71,7 @@ def shown(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def css() -> str:
-    """The style of every page, which stands inside it."""
+    """The style sheet that is written into every page."""
     return resources.files("gpuledger_collector").joinpath("templates", "style.css").read_text(encoding="utf-8")
 
 

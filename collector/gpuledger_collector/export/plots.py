@@ -1,6 +1,6 @@
-"""Small plots as inline SVG: no script, nothing fetched, colours by CSS variables of the page (templates/style.css).
+"""Small plots as inline SVG: no script, nothing fetched, colors by CSS variables of the page (templates/style.css).
 
-Each plot has a title and a description that say in words what it shows; the page has the numbers as a table beside it.
+Each plot has a title and a description that say in words what it shows; the page has the numbers in a table as well.
 What is not known is a gap or a hatched bar, never a zero.
 """
 
@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_common.escapes import escape_text
 
 HEADROOM = 1.08
-MOST_DATES = 6
+MAX_DATES = 6
 """Under an axis: what a phone has room for."""
 DATES_HEIGHT = 26
 
@@ -82,9 +82,9 @@ def short(value: float) -> str:
 
 
 def dates(first_ms: int, step_ms: int, steps: int) -> list[tuple[int, str]]:
-    """The steps in which days (UTC) begin, with their dates: all of them, or every so manyth, MOST_DATES at most."""
+    """The steps in which days (UTC) begin, with their dates, thinned out to MAX_DATES."""
     starts = [at for at in range(steps) if (first_ms + at * step_ms) % DAY_MS < step_ms]
-    every = max(1, math.ceil(len(starts) / MOST_DATES))
+    every = max(1, math.ceil(len(starts) / MAX_DATES))
     days = ((at, datetime.fromtimestamp((first_ms + at * step_ms) / 1000, UTC)) for at in starts[::every])
     return [(at, f"{day.day} {day:%b}") for at, day in days]
 
@@ -197,7 +197,7 @@ def path(points: Sequence[tuple[float, float]]) -> str:
 def budget_bar(
     spent: float, amount: float, elapsed: float, ahead: tuple[float, float, float] | None, title: str, description: str
 ) -> Markup:
-    """What is spent of a budget, the band of its end, the budget's own mark and how much of the time has passed."""
+    """What is spent of a budget, the band of its end, the amount of the budget, and how much of the time has passed."""
     width, height = 320, 30
     top = max(amount, spent, *(ahead or (0.0,))) * 1.02 or 1.0
 

@@ -1,4 +1,4 @@
-"""Plots of a pool: what was wanted beside what had been forecast, and wait against money."""
+"""Plots of a pool: actual against forecast demand, and waiting time against cost."""
 
 from __future__ import annotations
 

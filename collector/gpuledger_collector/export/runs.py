@@ -30,7 +30,7 @@ UNITS = {
     "steps": "step",
 }
 READINGS = {
-    "utilization_ratio": "utilisation",
+    "utilization_ratio": "utilization",
     "sm_active_ratio": "SM activity",
     "dram_active_ratio": "DRAM activity",
     "memory_used_bytes": "memory used, bytes",
@@ -44,7 +44,7 @@ UNIT_COLUMNS = names(
     counter from currency per cost used_cost units coverage covered_cost charged_cost restarts
     """
 )
-MOST_POINTS = 240
+MAX_POINTS = 240
 
 
 def unit_row(unit: UnitCost) -> list[str]:
@@ -352,8 +352,8 @@ def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
 
 
 def thinned(values: Sequence[float | None]) -> list[float | None]:
-    """At most MOST_POINTS means of neighbouring values; where none of them is known, a gap."""
-    step = -(-len(values) // MOST_POINTS) or 1
+    """At most MAX_POINTS means of neighbouring values; where none of them is known, a gap."""
+    step = -(-len(values) // MAX_POINTS) or 1
     means: list[float | None] = []
     for at in range(0, len(values), step):
         known = [value for value in values[at : at + step] if value is not None]

@@ -130,7 +130,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
     share = percent_of(spent, budget.amount_micro)
     currency = budget.currency
     description = f"{share} % of {money_text(budget.amount_micro, currency)} is spent, "
-    description += f"{status.elapsed_percent} % of the time is over"
+    description += f"{status.elapsed_percent} % of the time has passed"
     if ahead is None:
         forecast, out = None, None
     else:
@@ -191,7 +191,7 @@ def _section(statement: Statement, section: Section) -> dict[str, Any]:
         "section": section,
         "currency": section.currency,
         "row": section.row,
-        "beside": _beside(section.row),
+        "allocations": _allocations(section.row),
         "shared": [
             {
                 "name": part.cost.name,
@@ -231,7 +231,7 @@ def _contested(contested: Contested) -> dict[str, Any]:
     }
 
 
-def _beside(row: Row) -> dict[str, Any]:
+def _allocations(row: Row) -> dict[str, Any]:
     """Shares, savings and carbon of a row as texts; None where there are none, or they are not known."""
     currency = row.currency or ""
     saved = None if row.list_minor is None or row.cost_minor is None else row.list_minor - row.cost_minor

@@ -16,7 +16,7 @@ SHOWN = 20
 
 
 class Matched(Protocol):
-    """Usage that a rule or tag speaks of."""
+    """Usage that a rule or tag matches."""
 
     workloads: set[int]
     gpu_ns: int

@@ -22,7 +22,7 @@ Write = Callable[[News], Content]
 
 
 def statuses(store: BudgetStore, at_ms: int) -> list[Status]:
-    """Every budget in its period of an instant; those whose range is over as they ended, those to come left out."""
+    """Every budget in its period of an instant; ended ranges as they ended, ranges to come left out."""
     found_statuses = []
     for budget in store.budgets():
         period = budget.period_at(at_ms)

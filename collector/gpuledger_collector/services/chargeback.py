@@ -13,7 +13,7 @@ from gpuledger_collector.export.chargeback import shared_notes
 from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.billing import commitments, disputes
-from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
@@ -48,7 +48,7 @@ def read_chargeback(
     """
     with row_level_security.as_viewer(connection, owner):
         lines = visible_lines(connection, period, by, owner, separate_corrections=separate_corrections)
-    allocations = beside(connection, period, by, now_ms, owner)
+    allocations = allocate(connection, period, by, now_ms, owner)
     if owner is not None:
         allocations = _visible_allocations(allocations, {shown_keys(line, by) for line in lines})
     return Chargeback(report(lines, by, allocations), allocations.parts)
@@ -85,7 +85,7 @@ def convert_chargeback(
         )
     exchange = Exchange(rates, currency, zones.calendar(connection))
     parts = [
-        (span, reports.charged_lines(connection, span, by, apart=True), beside(connection, span, by, now_ms))
+        (span, reports.charged_lines(connection, span, by, apart=True), allocate(connection, span, by, now_ms))
         for span in exchange.spans(period)
     ]
     converted = view(parts, by, exchange)

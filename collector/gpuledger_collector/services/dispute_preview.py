@@ -1,4 +1,4 @@
-"""Preview a decision: rate the days of a dispute with it and without it, in memory; the ledger stays."""
+"""Preview a decision: rate the days of a dispute with it and without it, in memory; the ledger is not changed."""
 
 from __future__ import annotations
 

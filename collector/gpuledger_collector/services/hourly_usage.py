@@ -1,7 +1,8 @@
 """Fold: hours with new evidence become lines of the hourly usage ledger.
 
-An accelerator-hour is always made again from all its evidence, so order and repetition of batches do not matter, and
-a run that stopped anywhere is simply run again. Only the marks that the snapshot showed are removed.
+An accelerator-hour is always computed from all its evidence, so order and repetition of batches do not matter, and an
+interrupted run is simply run again. Only the recompute requests that the snapshot showed are removed: evidence that
+arrives meanwhile is folded by the next run.
 """
 
 from __future__ import annotations
@@ -26,34 +27,34 @@ ALWAYS = Period(0, 7_258_118_400_000)
 
 
 def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Fold every marked hour of the period; how many accelerator-hours were folded.
+    """Fold every hour of the period with a recompute request; return how many accelerator-hours were folded.
 
-    `stopping` is asked before each group of marks: True leaves the rest to the next run.
+    `stopping` is called before each batch of requests: True leaves the rest to the next run.
     """
     folded = 0
     while not stopping():
         with database.transaction(Lock.LEDGER) as connection:
-            marks = usage.recompute_requests(connection, period, BATCH)
-            folded += fold_requested(connection, marks)
-        if len(marks) < BATCH:
+            requests = usage.recompute_requests(connection, period, BATCH)
+            folded += fold_requested(connection, requests)
+        if len(requests) < BATCH:
             break
     return folded
 
 
-def fold_requested(connection: Connection, marks: Sequence[RecomputeRequest]) -> int:
-    """Fold the hours of these marks, mark their days for rating, and drop the marks; how many accelerator-hours."""
-    if not marks:
+def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest]) -> int:
+    """Fold the hours of these requests, request rating of their days, and remove the requests; return the hours."""
+    if not requests:
         return 0
     book = book_of(connection)
     calendar = zones.calendar(connection)
-    hours = sorted({(mark.accelerator_id, mark.hour_ms - mark.hour_ms % HOUR_MS) for mark in marks})
+    hours = sorted({(request.accelerator_id, request.hour_ms - request.hour_ms % HOUR_MS) for request in requests})
     by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for accelerator_id, hour_ms in hours:
         by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
     for of_accelerators in by_day.values():
         _fold_day(connection, of_accelerators, book, calendar)
     rated_days.request_recompute(connection, _days_of({hour_ms for _, hour_ms in hours}, calendar))
-    usage.remove_recompute_requests(connection, [mark.id for mark in marks])
+    usage.remove_recompute_requests(connection, [request.id for request in requests])
     return len(hours)
 
 

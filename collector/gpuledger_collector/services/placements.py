@@ -27,7 +27,7 @@ class RatedPlacement:
 
 
 def placements_of(rows: Iterable[CapacityRow]) -> dict[int, list[RatedPlacement]]:
-    """Disjoint stays by accelerator, in order of time. Where rows overlap, an imported one wins, then the earlier."""
+    """Disjoint placements by accelerator, in order of time. Where rows overlap, imported ones win, then earlier."""
     by_accelerator: dict[int, list[CapacityRow]] = defaultdict(list)
     for row in rows:
         by_accelerator[row.accelerator_id].append(row)
@@ -46,9 +46,9 @@ def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
 def with_stranded(
     placements: Mapping[int, Sequence[RatedPlacement]], rows: Iterable[CapacityRow], within: Period
 ) -> dict[int, list[RatedPlacement]]:
-    """The stays, and within a period what the MIG instances of each board leave of it.
+    """Add to the placements, within a period, what the MIG instances of each board leave of it.
 
-    What is left stands under the id of the instance whose UUID is the first, in the place of that instance. Law: at
+    The rest has the id and place of the instance with the first UUID. Law: at
     every instant the instances of a board and what they leave are one device, while there is an instance at all.
     """
     boards: dict[str, dict[int, str]] = defaultdict(dict)

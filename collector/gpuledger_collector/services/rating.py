@@ -1,7 +1,7 @@
 """Rate: the usage of a day, the price book and the attribution rules become the day's charges, ledger and proof.
 
-A day is one unit of work: it is made again from its evidence as a whole, so a run that stopped anywhere is run again,
-and what arrives late re-rates its day. Time is held once: accelerators that were seen in a pool take the place of as
+A day is one transaction and always computed from all its evidence, so an interrupted run is simply run again, and late
+evidence re-rates its day. Time is held once: accelerators that were seen in a pool take the place of as
 many GPUs that were imported for it as mere counts.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts, edges_of
 from gpuledger_collector.accounting.commitments import Commitment, CommitmentCost, Key
 from gpuledger_collector.accounting.corrections import difference
-from gpuledger_collector.accounting.imported_usage import Seen, beside_seen
+from gpuledger_collector.accounting.imported_usage import SeenAccelerator, without_seen
 from gpuledger_collector.accounting.ledger import RatedDay, check_conservation, summarize
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import HOUR_MS, Period
@@ -109,7 +109,7 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
     pieces = _pieces(connection, day, until_ms)
     rows = inventory.capacity(connection, day)
     placements = placements_of(rows)
-    imported = imported_beside(connection, day, placements, until_ms)
+    imported = imported_without_seen(connection, day, placements, until_ms)
     held = [piece for own_pieces in pieces.values() for piece in own_pieces if piece.workload_id is not None]
     known = workloads.facts(
         connection, sorted({piece.workload_id or 0 for piece in held} | {usage.workload_id for usage in imported})
@@ -227,7 +227,7 @@ def _inside(
     return merged(inside)
 
 
-def imported_beside(
+def imported_without_seen(
     connection: Connection, day: Period, placements: Mapping[int, Sequence[RatedPlacement]], until_ms: int
 ) -> list[ImportedUsage]:
     """Imported usage of a day, less the time of accelerators that were seen in its pools."""
@@ -241,14 +241,16 @@ def imported_beside(
     if not there:
         return list(imported)
     seen = [
-        Seen(placement.accelerator.pool, placement.accelerator.node, placement.accelerator.gpu_micro, number, part)
+        SeenAccelerator(
+            placement.accelerator.pool, placement.accelerator.node, placement.accelerator.gpu_micro, number, part
+        )
         for fact in usage.usage_intervals(connection, sorted(there), day)
         for number in (fact.accelerator_id,)
         for placement in there[number]
         if placement.accelerator.node in ("", fact.node)
         and (part := placement.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
     ]
-    return beside_seen(imported, seen, day, until_ms)
+    return without_seen(imported, seen, day, until_ms)
 
 
 class Owners:

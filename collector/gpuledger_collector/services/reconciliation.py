@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.reconciliation import PARTS, ChargedState, D
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, placed
 from gpuledger_collector.services.placements import placements_of, with_stranded
-from gpuledger_collector.services.rating import imported_beside
+from gpuledger_collector.services.rating import imported_without_seen
 from gpuledger_collector.storage.billing import commitments
 from gpuledger_collector.storage.ledger import claims, inventory, months, reports, zones
 from gpuledger_collector.storage.locks import Connection
@@ -95,10 +95,10 @@ class _Again:
         return sums
 
     def _imported(self, day: Period, until_ms: int) -> list[ImportedUsage]:
-        """What commitments may cover beside accelerators; nobody asks where there are none."""
+        """Imported usage, which commitments may cover as well; not read where there are no commitments."""
         if not any(commitment.term.clip(day) for commitment in self._commitments):
             return []
-        return imported_beside(self._connection, day, self._held, until_ms)
+        return imported_without_seen(self._connection, day, self._held, until_ms)
 
 
 def _known(costs: Mapping[str, int]) -> dict[str, int]:

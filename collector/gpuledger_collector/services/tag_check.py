@@ -1,4 +1,4 @@
-"""Which tags and rules attribute the usage of a period, and what stays with nobody."""
+"""Check which tags and rules attribute the usage of a period, and what is unattributed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuledger_collector.storage.locks import Connection
 
 @dataclass
 class Matched:
-    """Usage that a rule or a tag speaks of: workloads, GPU-nanoseconds, micro-units by currency."""
+    """Usage that a rule or tag matches: workloads, GPU-nanoseconds, micro-units by currency."""
 
     workloads: set[int] = field(default_factory=set)
     gpu_ns: int = 0
@@ -42,7 +42,7 @@ class TagCheck:
 
 
 def check_tags(connection: Connection, usage: Iterable[HeldUsage], level: str) -> TagCheck:
-    """Look at each workload's usage; rules are judged at the start of the day on which it was held."""
+    """Match each workload's usage; rules are applied as of the start of the day on which it was held."""
     held = list(usage)
     attribution = Attribution(rules.current(connection))
     known = workloads.facts(connection, sorted({held_usage.workload_id for held_usage in held}))

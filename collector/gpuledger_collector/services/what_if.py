@@ -1,4 +1,6 @@
-"""What a period would have cost under another price book: rated anew from its usage, in memory; the ledger stays."""
+"""What a period would have cost under another price book: rated anew from its usage, in memory; the ledger is not
+changed.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_closed_month_placements_and_the_correction_is_in_an_open_one(october,
     assert moved == {"held": -4_000_000, "unavailable": 4_000_000}
     page = october("disputes", "show", number)[1]
     assert "2025-10 was closed, its seal is" in page
-    assert "now team=team-1 bears 0.00 USD of it" in page
+    assert "now team=team-1 pays 0.00 USD of it" in page
 
 
 def test_what_was_said_is_listed_and_audited(october):

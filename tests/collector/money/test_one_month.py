@@ -25,7 +25,7 @@ from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import Reads, chargeback_of
 from gpuledger_collector.export.focus_check import check
-from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.database import Database
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
@@ -203,21 +203,21 @@ def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
         fleet.connection.execute("UPDATE ledger_day SET cost_micro = 2 * cost_micro")
 
     def rated_after_it(*arguments):
-        made = beside(*arguments)
+        made = allocate(*arguments)
         rated_again()
         return made
 
     def rated_before_it(*arguments):
         rated_again()
-        return beside(*arguments)
+        return allocate(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr("gpuledger_collector.services.chargeback.beside", rated_after_it)
+        patched.setattr("gpuledger_collector.services.chargeback.allocate", rated_after_it)
         assert billed(month) == before
     reads = Reads(Database(dsn), None, lambda: NOW, None)
     asked = ("2025-10-01", "2025-11-01", "team", Principal("finance", "amina"))
     before = json.loads(chargeback_of(reads, *asked))
-    monkeypatch.setattr("gpuledger_collector.services.chargeback.beside", rated_before_it)
+    monkeypatch.setattr("gpuledger_collector.services.chargeback.allocate", rated_before_it)
     again = json.loads(chargeback_of(reads, *asked))
     assert (again["rows"], again["totals"]) == (before["rows"], before["totals"])
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
-from gpuledger_collector.accounting.counters import KEEP_DAYS, CounterReading, hourly, most_gap_ms
+from gpuledger_collector.accounting.counters import KEEP_DAYS, CounterReading, hourly, max_gap_ms
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.ingest.batches.attributes import Connection
 
@@ -57,7 +57,7 @@ def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
         touched[series_id].append(at_ms)
     counters = {series_id: series.counter for series, series_id in series_ids.items()}
     for series_id, instants in sorted(touched.items()):
-        _recount(connection, series_id, most_gap_ms(counters[series_id]), min(instants), max(instants))
+        _recount(connection, series_id, max_gap_ms(counters[series_id]), min(instants), max(instants))
     return len(readings)
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MOST_COUNTED
+from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MAX_COUNTED
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList, Refused
 from gpuledger_common.catalog import METRICS
@@ -339,7 +339,7 @@ def check_count(count: Count, workloads: dict[int, WireWorkload], now_ms: int) -
         return "source: is empty"
     if reason := _bad_field(count, {"source": 1000, "part": 2000, "engine": 64}):
         return reason
-    if not 0 <= count.value <= MOST_COUNTED:
+    if not 0 <= count.value <= MAX_COUNTED:
         return "value: is negative, or more than a counter can show exactly (2^53)"
     if not now_ms - LATEST_DAYS * DAY_MS <= count.at_ms <= now_ms + FUTURE_MS:
         return f"at_ms: is more than {LATEST_DAYS} days old or more than a day ahead"

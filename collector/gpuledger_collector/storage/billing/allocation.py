@@ -35,7 +35,7 @@ from gpuledger_collector.storage.locks import Connection
 Lines = Callable[[Period], Sequence[ChargedLine]]
 
 
-def beside(
+def allocate(
     connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str] | None = None
 ) -> Allocations:
     """Shares and grams for a report of a period up to now, by these dimensions. `owner`: only what it bears itself."""
