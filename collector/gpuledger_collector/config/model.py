@@ -16,7 +16,7 @@ from gpuledger_collector.config.fields import DECLARED, Instants
 
 _BUILT_IN = {
     "missing": Problem("empty", "", "is empty"),
-    "tuple_type": Problem("bad_list", "", 'must be a list of texts, such as ["a", "b"]'),
+    "tuple_type": Problem("bad_list", "", 'must be a list, such as ["a", "b"] or [80, 100]'),
     "dict_type": Problem("bad_table", "", 'is not a table of texts, such as { team = "vision" }'),
 }
 """Our words for the errors that pydantic itself raises in these models."""

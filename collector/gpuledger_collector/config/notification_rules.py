@@ -131,7 +131,7 @@ class DeclaredContact(Declaration):
     @classmethod
     def _fit(cls, value: Any, info: ValidationInfo) -> Any:
         is_of_team = bool(info.data.get("team"))
-        if value and "team" in info.data and is_of_team == (info.field_name in USER_FIELDS):
+        if value != "" and "team" in info.data and is_of_team == (info.field_name in USER_FIELDS):
             raise refusal("not_here", f"belongs to a contact of a {'user' if is_of_team else 'team'}")
         return value
 
