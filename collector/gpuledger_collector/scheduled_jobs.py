@@ -33,10 +33,10 @@ from gpuledger_collector.schedule import Job, Schedule, delete_old_runs
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.billing.budgets import BudgetBook
 from gpuledger_collector.storage.capacity import queues, scaling
 from gpuledger_collector.storage.capacity.backtests import ForecastStore
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.retention import expire_records
@@ -117,7 +117,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
         Job(
             "watch_budgets",
             settings.budget_seconds,
-            lambda: watch_budgets(BudgetBook(database.connect), c.now_ms, write_budget_mail),
+            lambda: watch_budgets(partial(database.transaction, Lock.BUDGETS), c.now_ms, write_budget_mail),
             "messages",
         ),
         Job(

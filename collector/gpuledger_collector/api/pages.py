@@ -35,7 +35,6 @@ from gpuledger_collector.services.statement import NoStatement, monthly_chargeba
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing import statements as stored
-from gpuledger_collector.storage.billing.budgets import Rehearsal
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
@@ -220,7 +219,7 @@ def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: P
             daily = overview.daily_by_team(connection, trend, who.owner or {})
             seen = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), who)
             odd = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), who)
-            standing = [one for one in statuses(Rehearsal(connection), now_ms) if who.sees(one.budget.owner)]
+            standing = [one for one in statuses(connection, now_ms) if who.sees(one.budget.owner)]
         idle = sorted((one for one in seen if one["resolved_ms"] is None), key=lambda one: -(one["per_day_micro"] or 0))
         nodes = overview.nodes(connection) if who.owner is None else []
         closed = periods.closed(connection)

@@ -252,10 +252,9 @@ def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
     """The standing of every budget of the reader's, as `gpuledger budgets --format json`."""
     from gpuledger_collector.export.budgets import rows
     from gpuledger_collector.services.budget_status import statuses
-    from gpuledger_collector.storage.billing.budgets import Rehearsal
 
     with reads.ledger.transaction() as connection, row_level_security.as_viewer(connection, who.owner):
-        found = statuses(Rehearsal(connection), reads.now_ms)
+        found = statuses(connection, reads.now_ms)
     return {"budgets": rows([one for one in found if who.sees(one.budget.owner)])}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,11 +14,9 @@ from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, databa
 from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
-    import psycopg
-
+    from gpuledger_collector.jobs.watch_budgets import Begin
     from gpuledger_collector.notifications.links import AckLinks
-    from gpuledger_collector.storage.billing.budget_status import BudgetStore, News, Status
-    from gpuledger_collector.storage.database import Database
+    from gpuledger_collector.storage.billing.budget_status import News, Status
     from gpuledger_collector.storage.notifications.messages import Content
 
 
@@ -51,14 +50,16 @@ def show(context: typer.Context, shape: Form = Shape.table, dsn: Dsn = None, con
     with database(dsn, config) as opened:
         from gpuledger_collector.services.budget_status import statuses
         from gpuledger_collector.services.refresh import refresh
-        from gpuledger_collector.storage.billing.budgets import BudgetBook
+        from gpuledger_collector.storage.billing import budgets
         from gpuledger_collector.wiring import now
 
-        book = BudgetBook(_connect(opened))
         at_ms = int(now().timestamp() * 1000)
-        for period in {budget.period_at(at_ms) for budget in book.budgets()}:
+        with opened.transaction() as connection:
+            periods = {budget.period_at(at_ms) for budget in budgets.current(connection)}
+        for period in periods:
             refresh(opened, period, at_ms)
-        found = statuses(book, at_ms)
+        with opened.transaction(read_only=True) as connection:
+            found = statuses(connection, at_ms)
     if not found:
         print("gpuledger: no budget is in force; declare them in a file and apply it", file=sys.stderr)
     sys.stdout.write(_text(found, shape))
@@ -94,7 +95,7 @@ def ack(
         from gpuledger_collector.storage.billing import budgets
         from gpuledger_collector.wiring import now
 
-        with _connect(opened)() as connection, connection.transaction(force_rollback=dry_run):
+        with opened.transaction(dry_run=dry_run) as connection:
             names = [budget.name for budget in budgets.current(connection)]
             if name not in names:
                 refuse(f"{name!r} is no budget in force; there are {', '.join(names) or 'none'}")
@@ -121,8 +122,8 @@ def replay(
         refuse(str(error))
     with database(dsn, config) as opened:
         from gpuledger_collector.services.refresh import refresh
-        from gpuledger_collector.storage.billing.budgets import BudgetBook, Rehearsal
         from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.locks import Lock
         from gpuledger_collector.wiring import ack_links, now
 
         now_ms = int(now().timestamp() * 1000)
@@ -133,15 +134,16 @@ def replay(
         instants = [min(day.end_ms, now_ms) for day in calendar.days(period) if day.start_ms < now_ms]
         if dry_run:
             with opened.transaction(dry_run=True) as connection:
-                told = _replayed(Rehearsal(connection), instants, None)
+                told = _replayed(lambda: nullcontext(connection), instants, None)
         else:
-            told = _replayed(BudgetBook(_connect(opened)), instants, ack_links(settings(config, dsn)))
+            begin = partial(opened.transaction, Lock.BUDGETS)
+            told = _replayed(begin, instants, ack_links(settings(config, dsn)))
     for line in told:
         say(line)
     print(f"{len(told)} alerts" + (" (dry run: nobody is told)" if dry_run else ""))
 
 
-def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -> list[str]:
+def _replayed(begin: Begin, instants: list[int], links: AckLinks | None) -> list[str]:
     """Watches as of each instant; a line for each message that is new."""
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.notifications import budget_mail
@@ -154,10 +156,5 @@ def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -
         return content
 
     for at_ms in instants:
-        watch_budgets(store, at_ms, write)
+        watch_budgets(begin, at_ms, write)
     return told
-
-
-def _connect(opened: Database) -> Callable[[], psycopg.Connection[tuple[Any, ...]]]:
-
-    return opened.connect

@@ -8,6 +8,7 @@ that come late.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from gpuledger_collector.accounting.budgets import (
@@ -23,7 +24,10 @@ from gpuledger_collector.accounting.budgets import (
 )
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.services.budget_status import status_of
-from gpuledger_collector.storage.billing.budget_status import BudgetStore, BudgetUnit, News, Status
+from gpuledger_collector.storage.billing import budgets
+from gpuledger_collector.storage.billing.budget_status import News, Status
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
 LATE_MS = 2 * DAY_MS
@@ -32,45 +36,51 @@ SHOWN_IDLE = 3
 BURN_HOURS = (1, 6)
 KIND = "budget"
 
+Begin = Callable[[], AbstractContextManager[Connection]]
 Write = Callable[[News], Content]
 
 
-def watch_budgets(store: BudgetStore, at_ms: int, write: Write) -> int:
-    """Watch every budget as of an instant; how many messages were put into the outbox."""
-    return sum(_watch(store, budget, period, at_ms, write) for budget, period in _watched(store, at_ms))
+def watch_budgets(begin: Begin, at_ms: int, write: Write) -> int:
+    """Watch every budget as of an instant; return how many messages were put into the outbox.
+
+    `begin` opens a transaction, alone in watching budgets, for each budget.
+    """
+    with begin() as connection:
+        watched = _watched(connection, at_ms)
+    return sum(_watch(begin, budget, period, at_ms, write) for budget, period in watched)
 
 
-def _watched(store: BudgetStore, at_ms: int) -> list[tuple[Budget, Period]]:
-    found = []
-    for budget in store.budgets():
+def _watched(connection: Connection, at_ms: int) -> list[tuple[Budget, Period]]:
+    watched = []
+    for budget in budgets.current(connection):
         periods = dict.fromkeys((budget.period_at(at_ms - LATE_MS), budget.period_at(at_ms)))
-        found += [(budget, one) for one in periods if one.start_ms <= at_ms < one.end_ms + LATE_MS]
-    return found
+        watched += [(budget, period) for period in periods if period.start_ms <= at_ms < period.end_ms + LATE_MS]
+    return watched
 
 
-def _watch(store: BudgetStore, budget: Budget, period: Period, at_ms: int, write: Write) -> int:
-    with store.watch(budget) as unit:
-        if unit is None:
+def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Write) -> int:
+    with begin() as connection:
+        if not budgets.is_in_force(connection, budget.id):
             return 0
-        known = unit.alerts(budget, period)
-        status = status_of(unit, budget, period, at_ms)
+        known = budgets.alerts(connection, budget, period)
+        status = status_of(connection, budget, period, at_ms)
         made = evaluate(budget, _reading(status), known)
         after = {(alert.rule, alert.percent): alert for alert in (*known, *made.changed)}
         told = _told(made.fired)
         late = [alert for alert in after.values() if must_escalate(budget, alert, at_ms)]
         escalated = [replace(alert, escalated_ms=at_ms) for alert in late]
-        unit.keep(budget, period, [*made.changed, *escalated], status.spend.cost_micro)
+        budgets.store_alerts(connection, budget, period, [*made.changed, *escalated], status.spend.cost_micro)
         if not told and not escalated:
             return 0
         status = replace(status, alerts=tuple(after.values()))
         since = max((alert.fired_ms for alert in known if alert.fired_ms is not None), default=None)
         put = 0
         for alert, also in told:
-            news = _news(unit, status, alert, also, since)
-            put += _put(unit, news, write, budget.terms.recipients, "")
+            news = _news(connection, status, alert, also, since)
+            put += _put(connection, news, write, budget.terms.recipients, "")
         for alert in escalated:
-            news = replace(_news(unit, status, alert, (), since), escalated=True)
-            put += _put(unit, news, write, budget.terms.escalate_to, "/escalated")
+            news = replace(_news(connection, status, alert, (), since), escalated=True)
+            put += _put(connection, news, write, budget.terms.escalate_to, "/escalated")
         return put
 
 
@@ -83,7 +93,7 @@ def _told(fired: Sequence[Alert]) -> list[tuple[Alert, tuple[Alert, ...]]]:
     ]
 
 
-def _put(unit: BudgetUnit, news: News, write: Write, recipients: Sequence[str], suffix: str) -> int:
+def _put(connection: Connection, news: News, write: Write, recipients: Sequence[str], suffix: str) -> int:
     budget, period, alert, at_ms = news.status.budget, news.status.period, news.alert, news.status.at_ms
     thread = f"budget/{budget.id}/{period.start_ms}"
     key = f"{thread}/{alert.rule}/{alert.percent}{suffix}"
@@ -91,7 +101,8 @@ def _put(unit: BudgetUnit, news: News, write: Write, recipients: Sequence[str], 
     not_before = send_at(budget.terms, alert, at_ms)
     urgent = is_urgent(alert)
     return sum(
-        unit.put(Message(key, KIND, recipient, content, at_ms, not_before, thread, urgent)) for recipient in recipients
+        outbox.put(connection, Message(key, KIND, recipient, content, at_ms, not_before, thread, urgent))
+        for recipient in recipients
     )
 
 
@@ -107,7 +118,7 @@ def _reading(status: Status) -> Reading:
     )
 
 
-def _news(unit: BudgetUnit, status: Status, alert: Alert, also: tuple[Alert, ...], since_ms: int | None) -> News:
+def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Alert, ...], since_ms: int | None) -> News:
     """What changed: whole days since the last message (else since the period began) against as many days before.
 
     Days that the ledger does not know are not compared with: what it knows before decides how many, the latest.
@@ -119,11 +130,14 @@ def _news(unit: BudgetUnit, status: Status, alert: Alert, also: tuple[Alert, ...
     start_ms = max(min(start_ms, days.day_of(end_ms - 1).start_ms), 0)
     since = days.days(Period(start_ms, end_ms))
     wanted_ms = days.days_before(start_ms, len(since))
-    before = Period(unit.known_since(Period(wanted_ms, start_ms)), start_ms)
+    before = Period(budgets.known_since(connection, Period(wanted_ms, start_ms)), start_ms)
     known = len(days.days(before))
     after = Period(since[-known].start_ms if known else start_ms, end_ms)
-    found = drivers(unit.held(status.budget, before) if known else (), unit.held(status.budget, after))
-    idle = tuple(unit.idle(status.budget, status.at_ms))[:SHOWN_IDLE]
+    found = drivers(
+        budgets.spend_by_holder(connection, status.budget, before) if known else (),
+        budgets.spend_by_holder(connection, status.budget, after),
+    )
+    idle = tuple(budgets.idle_of_budget(connection, status.budget, status.at_ms))[:SHOWN_IDLE]
     return News(
         alert,
         also,

@@ -10,7 +10,9 @@ from gpuledger_collector.accounting.budgets import (
     Budget,
 )
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.storage.billing.budget_status import Ahead, BudgetStore, BudgetUnit, News, Status
+from gpuledger_collector.storage.billing import budgets
+from gpuledger_collector.storage.billing.budget_status import Ahead, News, Status
+from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications.messages import Content
 
 LATE_MS = 2 * DAY_MS
@@ -21,31 +23,27 @@ KIND = "budget"
 Write = Callable[[News], Content]
 
 
-def statuses(store: BudgetStore, at_ms: int) -> list[Status]:
-    """Every budget in its period of an instant; ended ranges as they ended, ranges to come left out."""
-    found_statuses = []
-    for budget in store.budgets():
-        period = budget.period_at(at_ms)
-        with store.watch(budget) as unit:
-            if unit is not None and period.start_ms <= at_ms:
-                found_statuses.append(
-                    replace(status_of(unit, budget, period, at_ms), alerts=tuple(unit.alerts(budget, period)))
-                )
-    return found_statuses
+def statuses(connection: Connection, at_ms: int) -> list[Status]:
+    """Report every budget in its period at an instant: ended ranges as they ended, future ones left out."""
+    return [
+        replace(status_of(connection, budget, period, at_ms), alerts=tuple(budgets.alerts(connection, budget, period)))
+        for budget in budgets.current(connection)
+        if (period := budget.period_at(at_ms)).start_ms <= at_ms
+    ]
 
 
-def status_of(unit: BudgetUnit, budget: Budget, period: Period, at_ms: int) -> Status:
+def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int) -> Status:
     """The standing of a budget as of an instant, from what is rated by then."""
     at_ms_in = min(at_ms, period.end_ms)
-    known_ms = max(unit.rated_until(at_ms_in) or period.start_ms, period.start_ms)
-    spend = unit.spend(budget, Period(period.start_ms, known_ms))
+    known_ms = max(budgets.rated_until(connection, at_ms_in) or period.start_ms, period.start_ms)
+    spend = budgets.spend(connection, budget, Period(period.start_ms, known_ms))
     if at_ms >= period.end_ms:
         return Status(budget, period, at_ms, known_ms, spend, None, None)
-    ahead = _ahead(unit, budget, period, known_ms, spend.cost_micro)
-    return Status(budget, period, at_ms, known_ms, spend, ahead, _pace(unit, budget, period, known_ms))
+    ahead = _ahead(connection, budget, period, known_ms, spend.cost_micro)
+    return Status(budget, period, at_ms, known_ms, spend, ahead, _pace(connection, budget, period, known_ms))
 
 
-def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
+def _ahead(connection: Connection, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
     from gpuledger_collector.insight.spend import (  # numpy: a closed month asks for none
         MAX_HISTORY_DAYS,
         budget_exhaustion,
@@ -57,8 +55,10 @@ def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spen
     today_ms = today.start_ms
     if today_ms >= period.end_ms:
         return None
-    since_ms = max(unit.rated_since(known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms)
-    history = unit.daily(budget, Period(since_ms, today_ms))
+    since_ms = max(
+        budgets.rated_since(connection, known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms
+    )
+    history = budgets.daily_costs(connection, budget, Period(since_ms, today_ms))
     first = next((at for at, cost in enumerate(history) if cost), len(history))
     left = (today.end_ms - known_ms) / today.ms
     after = len(days.days(Period(today_ms, period.end_ms))) - 1
@@ -73,12 +73,12 @@ def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spen
     return Ahead(*ends, forecast.days_of_history, *dates)
 
 
-def _pace(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int) -> tuple[int, int] | None:
+def _pace(connection: Connection, budget: Budget, period: Period, known_ms: int) -> tuple[int, int] | None:
     """Burn of the last hour and the last six, in percent of the even pace of the period."""
     if known_ms - max(BURN_HOURS) * HOUR_MS < period.start_ms:
         return None
     short, long = (
-        unit.burnt(budget, Period(known_ms - hours * HOUR_MS, known_ms))
+        budgets.cost_of_range(connection, budget, Period(known_ms - hours * HOUR_MS, known_ms))
         * period.ms
         * 100
         // (budget.amount_micro * hours * HOUR_MS)

@@ -82,7 +82,7 @@ class _Reader:
         for section in sections:
             # A budget of any amount has the owner's forecast.
             budget = Budget(0, "", path, MONTH, None, 1, section.currency)
-            ahead = status_of(budgets.WatchUnit(self.connection), budget, self.period, self.now_ms).ahead
+            ahead = status_of(self.connection, budget, self.period, self.now_ms).ahead
             if ahead is not None:
                 corrected = sum(line.cost_micro or 0 for line in section.corrections)
                 forecasts[section.currency] = replace(
@@ -96,12 +96,12 @@ class _Reader:
     def budget_statuses(self) -> tuple[Status, ...]:
         """The owner's own budgets and those of its branches, in their period at the end of the month (or now)."""
         at_ms = min(self.now_ms, self.period.end_ms)
-        unit, statuses = budgets.WatchUnit(self.connection), []
+        statuses = []
         for budget in budgets.current(self.connection):
             period = budget.period_at(min(at_ms, self.period.end_ms - 1))
             overlaps = period.clip(Period(self.period.start_ms, at_ms)) is not None
             if budget.owner.get(self.level) == self.owner and overlaps:
-                statuses.append(status_of(unit, budget, period, at_ms))
+                statuses.append(status_of(self.connection, budget, period, at_ms))
         return tuple(statuses)
 
     def findings(self) -> list[dict[str, Any]]:

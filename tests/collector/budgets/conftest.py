@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -13,8 +14,8 @@ from fakes.ledger import Run, fleet, run
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.rating import rate_usage
-from gpuledger_collector.storage.billing.budgets import BudgetBook
 from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.locks import Lock
 
 __all__ = ["fleet", "run"]
 
@@ -55,6 +56,8 @@ def connect(dsn: str) -> Callable[[], psycopg.Connection]:
 
 
 @pytest.fixture
-def watch(connect) -> Callable[[float], int]:
+def watch(dsn) -> Callable[[float], int]:
     """Watches the budgets as of a day of October (0 is its first midnight); how many messages were put."""
-    return lambda day: watch_budgets(BudgetBook(connect), OCTOBER + int(day * DAY), budget_mail.write)
+    return lambda day: watch_budgets(
+        partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + int(day * DAY), budget_mail.write
+    )

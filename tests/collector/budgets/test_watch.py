@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import threading
+from functools import partial
 
 import pytest
 
@@ -17,8 +18,8 @@ from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.billing import budgets as stored
-from gpuledger_collector.storage.billing.budgets import BudgetBook
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Lock
 
 VISION = """
 [[budget]]
@@ -51,10 +52,10 @@ def test_a_month_tells_of_each_threshold_once(october, apply, watch) -> None:
     ]
 
 
-def test_figures_are_the_ledgers_own(october, apply, connect, run) -> None:
+def test_figures_are_the_ledgers_own(october, apply, run) -> None:
     """Spent is what the chargeback says of the same days, to the micro-unit; the run-out lies where the sum says."""
     apply(VISION)
-    (status,) = statuses(BudgetBook(connect), OCTOBER + 10 * DAY)
+    (status,) = statuses(october.connection, OCTOBER + 10 * DAY)
     bill = json.loads(
         run("chargeback", "--from", "2025-10-01", "--to", "2025-10-11", "--by", "team", "--format", "json")[1]
     )
@@ -67,35 +68,35 @@ def test_figures_are_the_ledgers_own(october, apply, connect, run) -> None:
     assert status.ahead.low_micro <= status.ahead.middle_micro <= status.ahead.high_micro
     even = 400 * 1000 // 31 // 24
     assert status.pace_percents == (100 * 1000 // even, 100 * 1000 // even)
-    early = statuses(BudgetBook(connect), OCTOBER + 4 * DAY)[0]
+    early = statuses(october.connection, OCTOBER + 4 * DAY)[0]
     assert early.ahead is None
 
 
-def test_the_run_out_is_a_day_of_the_billing_zone(october, apply, connect, dsn) -> None:
+def test_the_run_out_is_a_day_of_the_billing_zone(october, apply, dsn) -> None:
     """24 a day of 400 are gone on the 17th, which begins at four in UTC."""
     apply('billing_zone = "America/New_York"\n' + VISION)
     rate_usage(Database(dsn), NOW_MS)
-    (status,) = statuses(BudgetBook(connect), OCTOBER + 10 * DAY + 4 * HOUR)
+    (status,) = statuses(october.connection, OCTOBER + 10 * DAY + 4 * HOUR)
     assert status.ahead is not None
     assert status.spend.cost_micro == 240 * MICRO
     (row,) = rows([status])
     assert (row["period_from"], row["run_out"]) == ("2025-10-01", "2025-10-17")
 
 
-def test_within_a_day_pace_and_rated_time_count(october, apply, connect) -> None:
+def test_within_a_day_pace_and_rated_time_count(october, apply) -> None:
     """At noon the ledger shows what is rated by then, and no more."""
     apply(VISION)
     october.connection.execute(
         "UPDATE conservation_check SET until_ms = day_ms + %s WHERE day_ms = %s", (12 * HOUR, OCTOBER + 9 * DAY)
     )
     october.connection.execute("DELETE FROM conservation_check WHERE day_ms > %s", (OCTOBER + 9 * DAY,))
-    (status,) = statuses(BudgetBook(connect), OCTOBER + 10 * DAY)
+    (status,) = statuses(october.connection, OCTOBER + 10 * DAY)
     assert status.known_ms == OCTOBER + 9 * DAY + 12 * HOUR
     assert status.ahead is not None
     assert status.ahead.days_of_history == 9
 
 
-def test_two_watchers_at_once_tell_once(october, apply, connect) -> None:
+def test_two_watchers_at_once_tell_once(october, apply, dsn) -> None:
     """Replicas that overlap see one budget one after the other."""
     apply(VISION)
     barrier = threading.Barrier(4)
@@ -103,7 +104,9 @@ def test_two_watchers_at_once_tell_once(october, apply, connect) -> None:
 
     def watcher() -> None:
         barrier.wait()
-        counts.append(watch_budgets(BudgetBook(connect), OCTOBER + 9 * DAY, budget_mail.write))
+        counts.append(
+            watch_budgets(partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, budget_mail.write)
+        )
 
     threads = [threading.Thread(target=watcher) for _ in range(4)]
     for thread in threads:
@@ -114,7 +117,7 @@ def test_two_watchers_at_once_tell_once(october, apply, connect) -> None:
     assert keys(october) == ["actual/50"]
 
 
-def test_a_watcher_that_dies_leaves_nothing_half_told(october, apply, connect) -> None:
+def test_a_watcher_that_dies_leaves_nothing_half_told(october, apply, dsn) -> None:
     """States and messages are one transaction: a failure while the mail is written undoes both."""
     apply(VISION)
 
@@ -122,9 +125,9 @@ def test_a_watcher_that_dies_leaves_nothing_half_told(october, apply, connect) -
         raise RuntimeError("stop here")
 
     with pytest.raises(RuntimeError):
-        watch_budgets(BudgetBook(connect), OCTOBER + 9 * DAY, failing)
+        watch_budgets(partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, failing)
     assert october.rows("SELECT count(*) FROM budget_alert") == [(0,)]
-    assert watch_budgets(BudgetBook(connect), OCTOBER + 9 * DAY, budget_mail.write) == 1
+    assert watch_budgets(partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, budget_mail.write) == 1
 
 
 def test_acknowledged_alerts_are_not_escalated(october, apply, watch, run) -> None:

@@ -11,7 +11,7 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.budgets import MONTH as MONTH_BUDGET
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.billing.budgets import WatchUnit
+from gpuledger_collector.storage.billing.budgets import spend_by_holder
 from gpuledger_collector.storage.capacity.demand import queues
 
 MONTH = ("--period", "2025-10")
@@ -211,7 +211,7 @@ def test_drivers_of_a_budget_are_told_apart(fleet, run) -> None:
     run("chargeback", *MONTH)
     day = Period(OCTOBER, OCTOBER + DAY)
     budget = Budget(0, "all", {}, MONTH_BUDGET, None, 1, "USD")
-    held = {one.label[0]: one.cost_micro for one in WatchUnit(fleet.connection).held(budget, day)}
+    held = {one.label[0]: one.cost_micro for one in spend_by_holder(fleet.connection, budget, day)}
     assert held == {"tag:(unallocated)": 30_000_000, "(unallocated)": 10_000_000}
 
 

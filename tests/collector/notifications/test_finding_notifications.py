@@ -19,7 +19,7 @@ from gpuledger_collector.api import acks
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
-from gpuledger_collector.storage.billing.budgets import WatchUnit
+from gpuledger_collector.storage.billing.budgets import idle_of_budget
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import outbox as outbox_module
 from gpuledger_collector.storage.notifications.finding_notifications import idle_workloads
@@ -378,8 +378,8 @@ def test_a_budgets_mail_names_what_could_be_given_back(idle_day, connect) -> Non
     """The workload of its owner with the command, and none of another team's."""
     budgets = {team: Budget(1, team, {"team": team}, "month", None, 10**9, "USD") for team in ("vision", "nobody")}
     with connect() as connection:
-        (one,) = WatchUnit(connection).idle(budgets["vision"], OCTOBER + DAY)
-        assert WatchUnit(connection).idle(budgets["nobody"], OCTOBER + DAY) == []
+        (one,) = idle_of_budget(connection, budgets["vision"], OCTOBER + DAY)
+        assert idle_of_budget(connection, budgets["nobody"], OCTOBER + DAY) == []
     ((cost,),) = idle_day.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
     assert (one.label, one.gpus, one.cost_micro, one.command) == ("train-yolo", 1, cost, "scancel 1")
 

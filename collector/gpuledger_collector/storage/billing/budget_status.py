@@ -1,22 +1,18 @@
-"""What the watch over budgets asks of the ledger, and what it tells: the standing of a budget, and news of one."""
+"""The status of a budget, and what a message about it reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
-from gpuledger_collector.accounting.budgets import Alert, Budget, Driver, HolderSpend
+from gpuledger_collector.accounting.budgets import Alert, Budget, Driver
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.notifications.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """What an owner was charged in a range of days: micro-units of the budget's currency, GPU-nanoseconds.
+    """Charges of an owner in a range of days: micro-units of the budget's currency, GPU-nanoseconds.
 
-    `other_gpu_ns` is held time that is charged in another currency or has no price: it is in no amount here.
+    `other_gpu_ns` is time charged in another currency, `unpriced_gpu_ns` time without a price: in no amount here.
     """
 
     cost_micro: int
@@ -28,9 +24,9 @@ class Spend:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """The estimate of the period's end in micro-units, and the days (their starts) on which the budget is spent.
+    """Forecast of the spending at the end of the period (micro-units), and of the days on which the budget runs out.
 
-    A run-out of None: not before the period's end.
+    A run-out of None is after the end of the period.
     """
 
     low_micro: int
@@ -58,13 +54,13 @@ class Status:
 
     @property
     def elapsed_percent(self) -> int:
-        """How much of the period has passed, in whole percents."""
+        """Elapsed part of the period, in whole percent."""
         return max(0, min(self.known_ms, self.period.end_ms) - self.period.start_ms) * 100 // self.period.ms
 
 
 @dataclass(frozen=True, slots=True)
 class IdleNow:
-    """A workload of the owner that holds idle GPUs now: what they have cost, a day more, and what gives them back."""
+    """A workload that holds idle GPUs now: their cost so far and per day, and the command that releases them."""
 
     label: str
     gpus: int
@@ -75,12 +71,11 @@ class IdleNow:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a message tells: the threshold, the standing, and what changed between two windows of equal length.
+    """Content of a message: the threshold, the status, and what changed between two windows of equal length.
 
-    `before` None: the ledger knows no day before them, so there is nothing to compare with and `drivers` say where the
-    money of `after` went. `shortened`: both windows are as long as what it knows before. `also`: other thresholds of
-    the same rule that were crossed at once. `escalated`: it is told to those above. `idle`: the dearest that could be
-    given back now.
+    `before` is None when no earlier day is rated: then `drivers` divide the cost of `after`. `shortened`: both windows
+    are as long as the rated time before. `also`: other thresholds of the rule crossed at the same time. `escalated`:
+    sent to the escalation recipients. `idle`: the most expensive idle workloads.
     """
 
     alert: Alert
@@ -93,50 +88,3 @@ class News:
     escalated: bool = False
     idle: tuple[IdleNow, ...] = ()
     shortened: bool = False
-
-
-class BudgetUnit(Protocol):
-    """One transaction in which one budget is watched, by one watcher at a time."""
-
-    def rated_until(self, at_ms: int) -> int | None:
-        """Up to when the ledger is rated without a gap before an instant; None: not at all."""
-
-    def rated_since(self, until_ms: int) -> int:
-        """The first day of the days rated without a gap up to an instant."""
-
-    def known_since(self, period: Period) -> int:
-        """From when on the ledger knows the days of a period whole and without a gap, up to its end; that: none."""
-
-    def spend(self, budget: Budget, period: Period) -> Spend:
-        """What the owner was charged on the days that begin in the period."""
-
-    def daily(self, budget: Budget, period: Period) -> Sequence[int]:
-        """Micro-units of each day of the period, in order."""
-
-    def burnt(self, budget: Budget, period: Period) -> int:
-        """About what a usage interval of time cost: charges spread evenly over the time that they span."""
-
-    def held(self, budget: Budget, period: Period) -> Sequence[HolderSpend]:
-        """Who held what on the days of the period."""
-
-    def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
-        """Workloads of the owner that hold idle GPUs now, priced in the budget's currency, the dearest day first."""
-
-    def alerts(self, budget: Budget, period: Period) -> Sequence[Alert]:
-        """The alerts of a period."""
-
-    def keep(self, budget: Budget, period: Period, alerts: Sequence[Alert], spent_micro: int) -> None:
-        """Alerts as they are now."""
-
-    def put(self, message: Message) -> bool:
-        """A message, to be sent when this transaction is committed."""
-
-
-class BudgetStore(Protocol):
-    """Where budgets are kept."""
-
-    def budgets(self) -> Sequence[Budget]:
-        """The budgets in force, by name."""
-
-    def watch(self, budget: Budget) -> AbstractContextManager[BudgetUnit | None]:
-        """A transaction, alone in watching this budget; None when it is no longer in force."""

@@ -5,25 +5,21 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from gpuledger_collector.accounting.budgets import Alert, Budget, HolderSpend, Terms
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.usage import HELD
-from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing.budget_status import IdleNow, Spend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
-from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import finding_notifications as notifications
-from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.finding_rules import RECLAIMABLE_STATES, reclaim_command
-from gpuledger_collector.storage.notifications.messages import Message
 
 _OWNER_COLUMNS = {
     "org": "o.org",
@@ -131,7 +127,7 @@ def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
 
 
 def acknowledge(connection: Connection, name: str, who: str, at_ms: int, period_start_ms: int | None = None) -> int:
-    """Alerts of a budget that fire (in one period, or in any) are known to somebody from now on; how many were."""
+    """Acknowledge the firing alerts of a budget, in one period or in all; return how many."""
     return connection.execute(
         "UPDATE budget_alert SET state = 'acked', acked_by = %s, evaluated_ms = %s FROM budget b "
         "WHERE b.id = budget_id AND b.name = %s AND b.superseded_at IS NULL AND state = 'firing' "
@@ -141,210 +137,178 @@ def acknowledge(connection: Connection, name: str, who: str, at_ms: int, period_
 
 
 def name_of(connection: Connection, budget_id: int) -> str | None:
-    """The name of a budget in force, None when it is not."""
+    """Return the name of a budget; None when it is not in force."""
     row = connection.execute("SELECT name FROM budget WHERE id = %s AND superseded_at IS NULL", (budget_id,)).fetchone()
     return None if row is None else str(row[0])
 
 
-@dataclass(frozen=True)
-class BudgetBook:
-    """accounting.budget_ports.BudgetStore; `connect` opens an autocommit connection."""
-
-    connect: Callable[[], Connection]
-
-    def budgets(self) -> Sequence[Budget]:
-        """The budgets in force, by name."""
-        with self.connect() as connection:
-            return current(connection)
-
-    @contextmanager
-    def watch(self, budget: Budget) -> Iterator[WatchUnit | None]:
-        """A transaction over one snapshot, taken once nobody else watches a budget; None when it is not in force."""
-        with self.connect() as connection, locks.snapshot(connection, Lock.BUDGETS):
-            held = connection.execute(
-                "SELECT 1 FROM budget WHERE id = %s AND superseded_at IS NULL", (budget.id,)
-            ).fetchone()
-            yield None if held is None else WatchUnit(connection)
+def is_in_force(connection: Connection, budget_id: int) -> bool:
+    """Whether a budget is in force."""
+    return name_of(connection, budget_id) is not None
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """accounting.budget_ports.BudgetStore inside one transaction of the caller, who undoes it all."""
-
-    connection: Connection
-
-    def budgets(self) -> Sequence[Budget]:
-        """The budgets in force, by name."""
-        return current(self.connection)
-
-    @contextmanager
-    def watch(self, _budget: Budget) -> Iterator[WatchUnit | None]:
-        """The same transaction for every budget."""
-        yield WatchUnit(self.connection)
+def rated_until(connection: Connection, at_ms: int) -> int | None:
+    """Return up to when the ledger is rated before an instant; None when it is not rated at all."""
+    row = connection.execute(
+        "SELECT max(until_ms) FROM conservation_check WHERE day_ms < %s AND until_ms > day_ms", (at_ms,)
+    ).fetchone()
+    return None if row is None or row[0] is None else min(int(row[0]), at_ms)
 
 
-@dataclass(frozen=True)
-class WatchUnit:
-    """accounting.budget_ports.BudgetUnit over one connection inside a transaction."""
+def rated_since(connection: Connection, until_ms: int) -> int:
+    """Return the first of the days that are rated without a gap up to an instant."""
+    days = zones.calendar(connection)
+    first = days.day_of(until_ms).start_ms
+    rows = connection.execute(
+        "SELECT day_ms FROM conservation_check WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100", (first,)
+    )
+    for (day_ms,) in rows:
+        if day_ms != days.day_of(first - 1).start_ms:
+            break
+        first = day_ms
+    return first
 
-    connection: Connection
 
-    def rated_until(self, at_ms: int) -> int | None:
-        """Up to when the ledger is rated before an instant."""
-        row = self.connection.execute(
-            "SELECT max(until_ms) FROM conservation_check WHERE day_ms < %s AND until_ms > day_ms", (at_ms,)
-        ).fetchone()
-        return None if row is None or row[0] is None else min(int(row[0]), at_ms)
-
-    def rated_since(self, until_ms: int) -> int:
-        """The first of the days that are rated without a gap up to an instant."""
-        days = zones.calendar(self.connection)
-        first = days.day_of(until_ms).start_ms
-        rows = self.connection.execute(
-            "SELECT day_ms FROM conservation_check WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100", (first,)
-        )
-        for (day_ms,) in rows:
-            if day_ms != days.day_of(first - 1).start_ms:
-                break
-            first = day_ms
-        return first
-
-    def known_since(self, period: Period) -> int:
-        """From when on all days are rated, the day left out in which evidence began."""
-        begun = self.connection.execute(
-            "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))"
-        ).fetchone()
-        rows = self.connection.execute(
-            "SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
-        )
-        rated = {int(row[0]) for row in rows}
-        first_ms = period.end_ms
-        if begun is None or begun[0] is None:
-            return first_ms
-        for day in reversed(zones.calendar(self.connection).days(period)):
-            if day.start_ms not in rated or day.start_ms < begun[0]:
-                break
-            first_ms = day.start_ms
+def known_since(connection: Connection, period: Period) -> int:
+    """Return from when on all days of a period are rated, without the day in which evidence began."""
+    begun = connection.execute(
+        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))"
+    ).fetchone()
+    rows = connection.execute(
+        "SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
+    )
+    rated = {int(row[0]) for row in rows}
+    first_ms = period.end_ms
+    if begun is None or begun[0] is None:
         return first_ms
+    for day in reversed(zones.calendar(connection).days(period)):
+        if day.start_ms not in rated or day.start_ms < begun[0]:
+            break
+        first_ms = day.start_ms
+    return first_ms
 
-    def spend(self, budget: Budget, period: Period) -> Spend:
-        """What the owner was charged."""
-        where, values = _of(budget)
-        row = self.connection.execute(
-            f"""
-            SELECT coalesce(sum(cost_micro) FILTER (WHERE mine), 0), sum(idle_cost_micro) FILTER (WHERE mine),
-                coalesce(sum(gpu_ns) FILTER (WHERE mine), 0), coalesce(sum(gpu_ns) FILTER (WHERE currency IS NULL), 0),
-                coalesce(sum(gpu_ns) FILTER (WHERE currency <> %(currency)s), 0)
-            FROM (SELECT l.*, coalesce(currency = %(currency)s, false) AS mine FROM ledger_day l
-                LEFT JOIN owner o ON o.id = l.owner_id
-                WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where}) AS found
-            """,
-            {**values, **_range(budget, period)},
-        ).fetchone()
-        assert row is not None
-        return Spend(int(row[0]), None if row[1] is None else int(row[1]), int(row[2]), int(row[3]), int(row[4]))
 
-    def daily(self, budget: Budget, period: Period) -> Sequence[int]:
-        """Micro-units of each day."""
-        where, values = _of(budget)
-        rows = self.connection.execute(
-            f"SELECT l.day_ms, sum(l.cost_micro) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id "
-            f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where} GROUP BY 1",
-            {**values, **_range(budget, period)},
+def spend(connection: Connection, budget: Budget, period: Period) -> Spend:
+    """Sum what the owner was charged on the days that begin in the period."""
+    where, values = _of(budget)
+    row = connection.execute(
+        f"""
+        SELECT coalesce(sum(cost_micro) FILTER (WHERE mine), 0), sum(idle_cost_micro) FILTER (WHERE mine),
+            coalesce(sum(gpu_ns) FILTER (WHERE mine), 0), coalesce(sum(gpu_ns) FILTER (WHERE currency IS NULL), 0),
+            coalesce(sum(gpu_ns) FILTER (WHERE currency <> %(currency)s), 0)
+        FROM (SELECT l.*, coalesce(currency = %(currency)s, false) AS mine FROM ledger_day l
+            LEFT JOIN owner o ON o.id = l.owner_id
+            WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where}) AS found
+        """,
+        {**values, **_range(budget, period)},
+    ).fetchone()
+    assert row is not None
+    return Spend(int(row[0]), None if row[1] is None else int(row[1]), int(row[2]), int(row[3]), int(row[4]))
+
+
+def daily_costs(connection: Connection, budget: Budget, period: Period) -> Sequence[int]:
+    """Return the cost of each day of the period in order, in micro-units."""
+    where, values = _of(budget)
+    rows = connection.execute(
+        f"SELECT l.day_ms, sum(l.cost_micro) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id "
+        f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where} GROUP BY 1",
+        {**values, **_range(budget, period)},
+    )
+    costs = {day: int(cost or 0) for day, cost in rows}
+    return [costs.get(day.start_ms, 0) for day in budget.calendar.days(period)]
+
+
+def cost_of_range(connection: Connection, budget: Budget, period: Period) -> int:
+    """Estimate the cost of a range of time: charges count in proportion to their overlap."""
+    where, values = _of(budget)
+    row = connection.execute(
+        f"""
+        SELECT coalesce(round(sum(l.cost_micro::numeric
+            * (least(l.end_ms, %(end)s) - greatest(l.start_ms, %(start)s)) / (l.end_ms - l.start_ms))), 0)
+        FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
+        WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
+            AND l.end_ms > l.start_ms AND l.currency = %(currency)s AND {where}
+        """,
+        {**values, **_range(budget, period), "first": budget.calendar.day_of(period.start_ms).start_ms},
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def spend_by_holder(connection: Connection, budget: Budget, period: Period) -> Sequence[HolderSpend]:
+    """Sum charges by job name, user, project and model; time that nobody held by its state."""
+    where, values = _of(budget)
+    rows = connection.execute(
+        f"""
+        SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
+            coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
+            sum(l.gpu_ns), sum(l.cost_micro)
+        FROM charge l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
+        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where}
+        GROUP BY 1, 2, 3, 4, 5
+        """,
+        {**values, **_range(budget, period)},
+    )
+    return [
+        HolderSpend((_called(state, name), user, project), model, int(gpu_ns), int(cost or 0))
+        for state, name, user, project, model, gpu_ns, cost in rows
+    ]
+
+
+def idle_of_budget(connection: Connection, budget: Budget, at_ms: int) -> list[IdleNow]:
+    """List workloads of the owner that hold idle GPUs now, the most expensive per day first."""
+    idle = []
+    for workload in notifications.idle_workloads(connection, at_ms):
+        own = tuple(
+            accelerator
+            for accelerator in workload.accelerators
+            if accelerator.finding.state in RECLAIMABLE_STATES
+            and budget.owner.items() <= {**accelerator.finding.owner, "team": workload.team}.items()
         )
-        costs = {day: int(cost or 0) for day, cost in rows}
-        return [costs.get(day.start_ms, 0) for day in budget.calendar.days(period)]
+        amounts = dataclasses.replace(workload, accelerators=own).money()
+        money = {currency: (cost, per_day) for currency, cost, per_day in amounts}
+        if budget.currency in money:
+            idle.append(IdleNow(workload.label, len(own), *money[budget.currency], reclaim_command(workload)))
+    return idle
 
-    def burnt(self, budget: Budget, period: Period) -> int:
-        """About what a usage interval of time cost."""
-        where, values = _of(budget)
-        row = self.connection.execute(
-            f"""
-            SELECT coalesce(round(sum(l.cost_micro::numeric
-                * (least(l.end_ms, %(end)s) - greatest(l.start_ms, %(start)s)) / (l.end_ms - l.start_ms))), 0)
-            FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
-            WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
-                AND l.end_ms > l.start_ms AND l.currency = %(currency)s AND {where}
-            """,
-            {**values, **_range(budget, period), "first": budget.calendar.day_of(period.start_ms).start_ms},
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
 
-    def held(self, budget: Budget, period: Period) -> Sequence[HolderSpend]:
-        """Who held what: by job name, user, project and model; time that nobody held by its state."""
-        where, values = _of(budget)
-        rows = self.connection.execute(
-            f"""
-            SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
-                coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
-                sum(l.gpu_ns), sum(l.cost_micro)
-            FROM charge l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
-            WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where}
-            GROUP BY 1, 2, 3, 4, 5
-            """,
-            {**values, **_range(budget, period)},
+def alerts(connection: Connection, budget: Budget, period: Period) -> Sequence[Alert]:
+    """Read the alerts of a period."""
+    rows = connection.execute(
+        "SELECT rule, percent, state, seen, evaluated_ms, fired_ms, escalated_ms, acked_by FROM budget_alert "
+        "WHERE budget_id = %s AND period_start_ms = %s ORDER BY rule, percent",
+        (budget.id, period.start_ms),
+    )
+    return [Alert(*row) for row in rows]
+
+
+def store_alerts(
+    connection: Connection, budget: Budget, period: Period, alerts: Sequence[Alert], spent_micro: int
+) -> None:
+    """Store the alerts; the spending is that of the moment when an alert fired."""
+    for alert in alerts:
+        spent = spent_micro if alert.fired_ms == alert.evaluated_ms else None
+        connection.execute(
+            "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms, "
+            "fired_ms, escalated_ms, spent_micro, acked_by) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
+            "ON CONFLICT (budget_id, period_start_ms, rule, percent) DO UPDATE SET state = excluded.state, "
+            "seen = excluded.seen, evaluated_ms = excluded.evaluated_ms, fired_ms = excluded.fired_ms, "
+            "escalated_ms = excluded.escalated_ms, acked_by = excluded.acked_by, "
+            "spent_micro = coalesce(budget_alert.spent_micro, excluded.spent_micro)",
+            (
+                budget.id,
+                period.start_ms,
+                alert.rule,
+                alert.percent,
+                alert.state,
+                alert.seen,
+                alert.evaluated_ms,
+                alert.fired_ms,
+                alert.escalated_ms,
+                spent,
+                alert.acked_by,
+            ),
         )
-        return [
-            HolderSpend((_called(state, name), user, project), model, int(gpu_ns), int(cost or 0))
-            for state, name, user, project, model, gpu_ns, cost in rows
-        ]
-
-    def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
-        """Workloads of the owner that hold idle GPUs now and could give them back, the dearest day first."""
-        found = []
-        for workload in notifications.idle_workloads(self.connection, at_ms):
-            own = tuple(
-                accelerator
-                for accelerator in workload.accelerators
-                if accelerator.finding.state in RECLAIMABLE_STATES
-                and budget.owner.items() <= {**accelerator.finding.owner, "team": workload.team}.items()
-            )
-            amounts = dataclasses.replace(workload, accelerators=own).money()
-            money = {currency: (cost, per_day) for currency, cost, per_day in amounts}
-            if budget.currency in money:
-                command = reclaim_command(workload)
-                found.append(IdleNow(workload.label, len(own), *money[budget.currency], command))
-        return found
-
-    def alerts(self, budget: Budget, period: Period) -> Sequence[Alert]:
-        """The alerts of a period."""
-        rows = self.connection.execute(
-            "SELECT rule, percent, state, seen, evaluated_ms, fired_ms, escalated_ms, acked_by FROM budget_alert "
-            "WHERE budget_id = %s AND period_start_ms = %s ORDER BY rule, percent",
-            (budget.id, period.start_ms),
-        )
-        return [Alert(*row) for row in rows]
-
-    def keep(self, budget: Budget, period: Period, alerts: Sequence[Alert], spent_micro: int) -> None:
-        """Alerts as they are now; what was spent is kept of the moment when one fired."""
-        for alert in alerts:
-            spent = spent_micro if alert.fired_ms == alert.evaluated_ms else None
-            self.connection.execute(
-                "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms, "
-                "fired_ms, escalated_ms, spent_micro, acked_by) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
-                "ON CONFLICT (budget_id, period_start_ms, rule, percent) DO UPDATE SET state = excluded.state, "
-                "seen = excluded.seen, evaluated_ms = excluded.evaluated_ms, fired_ms = excluded.fired_ms, "
-                "escalated_ms = excluded.escalated_ms, acked_by = excluded.acked_by, "
-                "spent_micro = coalesce(budget_alert.spent_micro, excluded.spent_micro)",
-                (
-                    budget.id,
-                    period.start_ms,
-                    alert.rule,
-                    alert.percent,
-                    alert.state,
-                    alert.seen,
-                    alert.evaluated_ms,
-                    alert.fired_ms,
-                    alert.escalated_ms,
-                    spent,
-                    alert.acked_by,
-                ),
-            )
-
-    def put(self, message: Message) -> bool:
-        """A message of this transaction."""
-        return outbox.put(self.connection, message)
 
 
 def _of(budget: Budget) -> tuple[str, Mapping[str, str]]:
