@@ -152,6 +152,7 @@ class Daemon:
     def _sample(self) -> None:
         """The sampling loop, on a fixed grid of the monotonic clock, so that a slow tick does not shift the next."""
         next_tick = next_slow = time.monotonic()
+        # The first batch is sent soon, so that a new node appears within seconds.
         next_flush = next_tick + min(self.settings.push_interval_s, 5.0)
         while not self.stop.is_set():
             now = time.monotonic()
@@ -166,6 +167,7 @@ class Daemon:
                 self._flush()
             if now - self.moved_push < STALE_S:
                 notify("WATCHDOG=1")
+            # After a slow round the next one starts at once; missed ticks are not made up for.
             next_tick = max(next_tick + interval, time.monotonic())
             self._handle_signals(next_tick)
 
@@ -306,8 +308,9 @@ class Daemon:
         deadline = time.monotonic() + LAST_SEND_S
         self.stop.set()
         self.wake_push.set()
-        self._flush()
+        self._flush()  # before the source is closed, which may hang in the driver
         pushing.join(HANDOVER_S)
+        # A daemon thread: a request that hangs beyond the deadline must not keep the process alive.
         last = threading.Thread(target=self._last_send, args=(deadline,), name="last send", daemon=True)
         last.start()
         if self._open:

@@ -7,11 +7,11 @@ in no plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuledger_common.readings import Accelerator, Holder, OwnerSource, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Holders, OwnerSource, Sample, Workload
 
 Disagreement = Literal["", "allocated without a process", "used without an allocation"]
 PROCESSES = "processes"
@@ -24,11 +24,11 @@ _ANY_PROCESS = frozenset({"static", "dcgm", "simulated"})
 class HolderObservations:
     """The answers of the owner sources at one instant, by accelerator uuid."""
 
-    holders: Mapping[str, Sequence[Holder]] = field(default_factory=dict)
+    holders: Holders = field(default_factory=dict)
     """Who is billed: the holders named by an allocation source, else those whose processes run."""
     allocated: frozenset[str] = frozenset()
     """Accelerators whose holders an allocation source named."""
-    users: Mapping[str, Sequence[Holder]] = field(default_factory=dict)
+    users: Holders = field(default_factory=dict)
     """Workloads of the processes on each accelerator, whoever holds it."""
     has_allocations: bool = False
     """Whether any source of allocations is configured besides the processes."""

@@ -219,6 +219,7 @@ class Pusher:
 
     def step(self) -> float | None:
         """Send one batch, the oldest and the newest in turn; seconds to wait for the next, None if none waits."""
+        # In turn, so that dashboards are current while a backlog drains.
         self._newest_next = not self._newest_next
         return self._send("oldest" if self._newest_next else "newest")
 
@@ -300,12 +301,14 @@ def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:
     """The batch as two halves of its usage intervals and samples; None when it cannot be split."""
     intervals, rows = batch.usage_intervals, len(batch.samples.at_ms)
     cut, row_cut = _cut_between_holders(intervals), rows // 2
+    # One half would be empty: send intervals and readings separately instead.
     if (cut, row_cut) in {(0, 0), (len(intervals), rows)}:
         cut, row_cut = len(intervals), 0
     if len(intervals) + rows < 2 or (cut == len(intervals) and rows == 0):
         return None
     first = msgspec.structs.replace(batch, usage_intervals=intervals[:cut], samples=_rows(batch.samples, 0, row_cut))
     rest = _rows(batch.samples, row_cut, rows)
+    # Counters are cumulative, so they are sent once, with the first half.
     return [first, msgspec.structs.replace(batch, usage_intervals=intervals[cut:], samples=rest, counts=[])]
 
 

@@ -19,7 +19,7 @@ from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, pack
 from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.meter import Meter, MeteredInterval
-from gpuledger_common.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
+from gpuledger_common.readings import Accelerator, Holders, Inventory, OwnerSource, Sample, Source
 
 if TYPE_CHECKING:
     from gpuledger_agent.serving import CounterReader
@@ -43,7 +43,7 @@ class Latest:
     observations: HolderObservations = field(default_factory=HolderObservations)
 
     @property
-    def holders(self) -> Mapping[str, Sequence[Holder]]:
+    def holders(self) -> Holders:
         """Who is billed, by accelerator uuid."""
         return self.observations.holders
 
@@ -161,7 +161,7 @@ class Sampler:
         apart = level != "together" and bool(rows)
         try:
             number = add_batch(intervals, () if apart else rows, 0, counters)
-            intervals, counters = [], []
+            intervals, counters = [], []  # stored: if the next batch fails, only readings are retried
             if apart:
                 selected = downsampling.downsample(rows) if level == "thin" else rows
                 add_batch((), selected, len(rows) - len(selected))

@@ -17,7 +17,7 @@ import ssl
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from gpuledger_agent.owners.http_bounded import read_body
 from gpuledger_agent.settings import is_web_address
 from gpuledger_common.escapes import escape_text
-from gpuledger_common.readings import Holder, Workload
+from gpuledger_common.readings import Holder, Holders, Workload
 from gpuledger_common.serving_counters import CounterReading, parse
 
 log = logging.getLogger("gpuledger_agent")
@@ -41,8 +41,6 @@ MAX_READINGS = 20_000
 """Readings kept in memory while the spool cannot be written; beyond that the oldest are dropped."""
 MAX_ENDPOINTS, MAX_FILES = 64, 256
 MAX_FILE_BYTES = 64 * 1024
-
-Holders = Callable[[], Mapping[str, Sequence[Holder]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ class CounterReader:
 
     endpoints: Sequence[Endpoint]
     progress_dir: Path | None
-    holders: Holders
+    holders: Callable[[], Holders]
     at_ms: Callable[[], int]
     _read: list[CounterReading] = field(default_factory=list)
     _logged: dict[str, str] = field(default_factory=dict)

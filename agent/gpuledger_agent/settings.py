@@ -29,68 +29,58 @@ _MIN_SECONDS = {"sample_interval_s": 0.1, "push_interval_s": 1.0, "slow_interval
 _MAX_SECONDS = 3600
 
 
+def _setting(default: Any, description: str) -> Any:
+    return field(default=default, metadata={"help": description})
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Every setting with its default. Durations are seconds."""
 
-    node: str = field(default="", metadata={"help": "name of this node; empty: its host name"})
-    source: str = field(default="nvml", metadata={"help": "nvml, dcgm, simulated or replay"})
-    target: str = field(default="", metadata={"help": "address or file for the sources dcgm and replay"})
-    pool: str = field(default="", metadata={"help": "pool of this node's accelerators; empty: default"})
-    collector_url: str = field(default="http://127.0.0.1:8440", metadata={"help": "address of the collector"})
-    token_file: Path | None = field(default=None, metadata={"help": "file with this node's token"})
-    ca_file: Path | None = field(default=None, metadata={"help": "PEM certificates to trust for the collector"})
-    spool_dir: Path | None = field(default=None, metadata={"help": "folder of the spool; empty: the state folder"})
-    spool_bytes: int = field(default=512 * 1024 * 1024, metadata={"help": "largest size of the spool"})
-    sample_interval_s: float = field(default=10.0, metadata={"help": "seconds between samples"})
-    slow_interval_s: float = field(default=60.0, metadata={"help": "seconds between samples of the slow tier"})
-    extra_tiers: str = field(default="", metadata={"help": "metrics that cost more: gpm-opt, opt-in, or both"})
-    push_interval_s: float = field(default=60.0, metadata={"help": "seconds between batches"})
-    busy_threshold: float = field(default=0.01, metadata={"help": "activity above this ratio is busy"})
-    metrics_listen: str = field(default="127.0.0.1:9440", metadata={"help": "address of /metrics; empty: none"})
-    dcgm_names: str = field(default="old", metadata={"help": "dcgm-exporter's names on /metrics: old, new or off"})
-    owners: str = field(default=",".join(OWNER_SOURCES), metadata={"help": "owner sources, first match wins"})
-    owner_rules_file: Path | None = field(default=None, metadata={"help": "TOML file with static owner rules"})
-    slurm_jobs_dir: Path | None = field(
-        default=Path("/run/gpuledger/slurm"), metadata={"help": "folder of our Slurm prolog's files; empty: none"}
+    node: str = _setting("", "name of this node; empty: its host name")
+    source: str = _setting("nvml", "nvml, dcgm, simulated or replay")
+    target: str = _setting("", "address or file for the sources dcgm and replay")
+    pool: str = _setting("", "pool of this node's accelerators; empty: default")
+    collector_url: str = _setting("http://127.0.0.1:8440", "address of the collector")
+    token_file: Path | None = _setting(None, "file with this node's token")
+    ca_file: Path | None = _setting(None, "PEM certificates to trust for the collector")
+    spool_dir: Path | None = _setting(None, "folder of the spool; empty: the state folder")
+    spool_bytes: int = _setting(512 * 1024 * 1024, "largest size of the spool")
+    sample_interval_s: float = _setting(10.0, "seconds between samples")
+    slow_interval_s: float = _setting(60.0, "seconds between samples of the slow tier")
+    extra_tiers: str = _setting("", "metrics that cost more: gpm-opt, opt-in, or both")
+    push_interval_s: float = _setting(60.0, "seconds between batches")
+    busy_threshold: float = _setting(0.01, "activity above this ratio is busy")
+    metrics_listen: str = _setting("127.0.0.1:9440", "address of /metrics; empty: none")
+    dcgm_names: str = _setting("old", "dcgm-exporter's names on /metrics: old, new or off")
+    owners: str = _setting(",".join(OWNER_SOURCES), "owner sources, first match wins")
+    owner_rules_file: Path | None = _setting(None, "TOML file with static owner rules")
+    slurm_jobs_dir: Path | None = _setting(
+        Path("/run/gpuledger/slurm"), "folder of our Slurm prolog's files; empty: none"
     )
-    slurm_mapping_dir: Path | None = field(
-        default=None, metadata={"help": "folder of dcgm-exporter's or jobstats' files, one per GPU; empty: none"}
+    slurm_mapping_dir: Path | None = _setting(
+        None, "folder of dcgm-exporter's or jobstats' files, one per GPU; empty: none"
     )
-    kubelet_socket: Path | None = field(
-        default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
-        metadata={"help": "the kubelet's pod-resources socket; empty: none"},
+    kubelet_socket: Path | None = _setting(
+        Path("/var/lib/kubelet/pod-resources/kubelet.sock"), "the kubelet's pod-resources socket; empty: none"
     )
-    kubernetes_api_url: str = field(
-        default="", metadata={"help": "API server to ask for pod labels; empty: that of the cluster; off: none"}
+    kubernetes_api_url: str = _setting("", "API server to ask for pod labels; empty: that of the cluster; off: none")
+    kubernetes_account_dir: Path | None = _setting(KUBERNETES_ACCOUNT, "folder with the API server's token and ca.crt")
+    pod_logs_dir: Path | None = _setting(
+        Path("/var/log/pods"), "folder whose names contain pod UIDs, for nodes without the API server"
     )
-    kubernetes_account_dir: Path | None = field(
-        default=KUBERNETES_ACCOUNT, metadata={"help": "folder with the API server's token and ca.crt"}
+    container_socket: Path | None = _setting(None, "socket of docker or podman; empty: the first of their usual ones")
+    owner_stale_s: float = _setting(
+        120.0, "seconds for which known pods and containers count as holders when their source is silent"
     )
-    pod_logs_dir: Path | None = field(
-        default=Path("/var/log/pods"),
-        metadata={"help": "folder whose names contain pod UIDs, for nodes without the API server"},
+    serving_endpoints: str = _setting("", "[WORKLOAD=]URL of inference servers' /metrics, comma-separated; empty: none")
+    progress_dir: Path | None = _setting(None, "folder of files in which runs report steps and tokens; empty: none")
+    seed: int = _setting(7, "seed of the simulated fleet")
+    given_back_ms: int = _setting(
+        0, "instant (unix ms) at which the simulated fleet releases its reservations; 0: never"
     )
-    container_socket: Path | None = field(
-        default=None, metadata={"help": "socket of docker or podman; empty: the first of their usual ones"}
-    )
-    owner_stale_s: float = field(
-        default=120.0,
-        metadata={"help": "seconds for which known pods and containers count as holders when their source is silent"},
-    )
-    serving_endpoints: str = field(
-        default="", metadata={"help": "[WORKLOAD=]URL of inference servers' /metrics, comma-separated; empty: none"}
-    )
-    progress_dir: Path | None = field(
-        default=None, metadata={"help": "folder of files in which runs report steps and tokens; empty: none"}
-    )
-    seed: int = field(default=7, metadata={"help": "seed of the simulated fleet"})
-    given_back_ms: int = field(
-        default=0,
-        metadata={"help": "instant (unix ms) at which the simulated fleet releases its reservations; 0: never"},
-    )
-    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
-    log_format: str = field(default="plain", metadata={"help": "plain or json"})
+    log_level: str = _setting("info", "debug, info, warning or error")
+    log_format: str = _setting("plain", "plain or json")
 
     @property
     def node_name(self) -> str:
@@ -153,6 +143,7 @@ def load(config: Path | None, environment: Mapping[str, str], **options: Any) ->
 
     Raises SettingsError with every fault.
     """
+    # Environment entries come after those of the file, so a later value of the same name wins.
     given, faults = given_settings(config, environment, FIELDS, PREFIX)
     values: dict[str, Any] = {}
     for setting in given:
@@ -162,6 +153,7 @@ def load(config: Path | None, environment: Mapping[str, str], **options: Any) ->
         except (TypeError, ValueError, RuntimeError):  # RuntimeError: a ~user that does not exist
             faults.append(f"{setting.place}: {setting.value!r} is not a {kind.partition(' ')[0].lower()}")
     settings = Settings(**values | {name: value for name, value in options.items() if value is not None})
+    # Only complete settings are checked against each other: a fault above would cause misleading ones here.
     faults = faults or check(settings)
     if faults:
         raise SettingsError("; ".join(faults))

@@ -178,6 +178,7 @@ class Spool:
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()
             if verdict is None or verdict[0] != "ok":
                 raise sqlite3.DatabaseError(f"quick_check: {verdict}")
+            # auto_vacuum takes effect only before the first table is created.
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
@@ -216,6 +217,7 @@ class Spool:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._lock, self._db:
+            # IMMEDIATE takes the write lock now: a later upgrade from a read lock could fail as busy.
             self._db.execute("BEGIN IMMEDIATE")
             yield
 
@@ -263,6 +265,7 @@ class Spool:
             if len(body) > self._max_bytes // 2:  # it would displace all others, and might not fit even then
                 return self._lose_new("larger than half the spool", now_ms, contents)
             free = shutil.disk_usage(self.path.parent).free
+            # A batch that fits into free pages of the file takes nothing from the disk.
             grows = self._int("PRAGMA freelist_count") * PAGE_BYTES < len(body) + PAGE_BYTES
             if grows and free < self._free_floor and self._int("PRAGMA page_count") * PAGE_BYTES > SMALL_BYTES:
                 raise DiskNearlyFull("the disk is nearly full")
@@ -310,7 +313,7 @@ class Spool:
             )
             self._db.execute(f"DELETE {chosen}", (last,))
             self._lose(first, last, count, reason, now_ms, BatchContents(usage_intervals, readings))
-        if not only_readings:
+        if not only_readings:  # outside of the transaction, where vacuum is allowed
             self._db.execute("PRAGMA incremental_vacuum")
         return True
 

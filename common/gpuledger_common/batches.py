@@ -45,6 +45,7 @@ class BatchMaker:
         start_ms, end_ms, energy_mj = interval.start_ms, interval.end_ms, interval.energy_mj
         if interval.state != "held":
             return [wire.WireUsageInterval(position, interval.state, start_ms, end_ms, energy_mj=energy_mj)]
+        # Time is split over the holders first, then each holder's part into busy, idle and unknown: both add up.
         weights = [holder.weight for holder in interval.holders]
         energy: Sequence[int | None] = [None] * len(weights) if energy_mj is None else split(energy_mj, weights)
         parts = []

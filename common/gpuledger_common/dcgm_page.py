@@ -169,8 +169,10 @@ def _take(entry: PageAccelerator, name: str, labels: Mapping[str, str], value: f
     if workload is not None:
         entry.owners.setdefault((workload.kind, workload.id), workload)
     metric = metric_of(name)
+    # NaN is the only value that differs from itself.
     if metric is None or value != value or abs(value) >= BLANK:
         return
+    # Board readings that an exporter repeats on the lines of its instances belong to none of them.
     if entry.accelerator.mig_instance is not None and "MIG" not in metric.scopes:
         return
     scaled = _scaled(metric, name, value)

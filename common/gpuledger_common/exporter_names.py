@@ -90,6 +90,7 @@ def families(
         name = metric.dcgm_field_46 if vintage == "new" and metric.dcgm_field_46 else metric.dcgm_field
         counts = metric.kind == "counter" or metric.dcgm_field in COUNTERS
         family = Metric(name, f"{metric.name}, as dcgm-exporter names it.", "counter" if counts else "gauge")
+        # DCGM 4.6's names carry base units; the old ones carry DCGM's units (MHz, MiB, percent).
         renamed = name != metric.dcgm_field
         for sample, labels in entries:
             value = sample.values.get(metric.name)

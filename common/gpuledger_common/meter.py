@@ -112,6 +112,7 @@ class Meter:
         energy_mj = self._energy.setdefault(uuid, _Energy()).since_last(sample.values, max(elapsed_ms, 0))
         if before_ms is None or not 0 <= elapsed_ms <= self.gap_ms:
             self._close(uuid)
+            # After a step back, wait until the instants pass the last sample again.
             self._last_sample_ms[uuid] = max(at_ms, before_ms or at_ms)
             return
         self._last_sample_ms[uuid] = at_ms
@@ -119,6 +120,7 @@ class Meter:
             self.discarded_after_clock_step_ms += elapsed_ms
             self._close(uuid)
             return
+        # A fixed order, so that an interval continues however the owner source orders its holders.
         shared = tuple(sorted(holders, key=lambda holder: (holder.workload.kind, holder.workload.id)))
         latest = MeteredInterval(uuid, state, shared if state == "held" else (), before_ms, at_ms, energy_mj=energy_mj)
         self._extend(latest, activity(sample.values, self.busy_threshold))

@@ -124,6 +124,10 @@ class Holder:
     weight: int = 1
 
 
+Holders = Mapping[str, Sequence[Holder]]
+"""Holders by accelerator uuid; an accelerator without an entry has no known holder."""
+
+
 class Source(Protocol):
     """A source of samples. `read` never raises for one faulty accelerator: the health of its sample says so."""
 
@@ -132,7 +136,7 @@ class Source(Protocol):
     def open(self) -> Inventory:
         """Attach and enumerate. Raises SourceUnavailable when nothing can be read at all."""
 
-    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
+    def read(self, tiers: Iterable[str], /) -> Sequence[Sample]:
         """One sample per accelerator with the metrics of the requested tiers."""
 
     def close(self) -> None:
@@ -145,5 +149,5 @@ class OwnerSource(Protocol):
 
     name: str
 
-    def holders(self, accelerators: Sequence[Accelerator], samples: Sequence[Sample]) -> Mapping[str, Sequence[Holder]]:
-        """Holders by accelerator uuid; an accelerator without an entry has no holder that this source knows."""
+    def holders(self, accelerators: Sequence[Accelerator], samples: Sequence[Sample], /) -> Holders:
+        """The holders of these accelerators that this source knows."""

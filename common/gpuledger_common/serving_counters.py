@@ -92,6 +92,7 @@ def parse(text: str) -> tuple[list[PageCounter], int | None]:
         name, labels, value = _line(line)
         if value is None:
             continue
+        # With labels it would be the start of another process than this server.
         if name == STARTED and not labels:
             started_ms = round(value * 1000) if 0 < value < 1e11 else None
             continue

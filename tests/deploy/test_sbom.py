@@ -77,5 +77,5 @@ def test_a_pin_without_a_hash_is_no_pin(tmp_path):
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements/agent.txt").write_text("msgspec==0.22.0\n")
     module["components"].__globals__["ROOT"] = tmp_path
-    with pytest.raises(ValueError, match="no hashed pin"):
+    with pytest.raises(ValueError, match="not a hashed pin"):
         module["components"]("agent", False)

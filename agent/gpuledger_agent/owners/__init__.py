@@ -39,7 +39,7 @@ def open_owners(settings: Settings, source: Source) -> list[OwnerSource]:
             if scheduler is not None:
                 owners.append(scheduler)
                 describers.append(scheduler.describe)
-    if isinstance(source, OwnerSource):
+    if isinstance(source, OwnerSource):  # dcgm, replay and simulated know the holders themselves
         owners.append(source)
     if "processes" in names and local:
         from gpuledger_agent.owners.processes import ProcessOwners

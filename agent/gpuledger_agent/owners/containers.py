@@ -26,7 +26,7 @@ import msgspec
 from gpuledger_agent.owners.http_bounded import read_body
 from gpuledger_agent.owners.labels import tags_of
 from gpuledger_agent.owners.polling import PolledValue
-from gpuledger_common.readings import Accelerator, AgentError, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, AgentError, Holder, Holders, Sample, Workload
 
 T = TypeVar("T")
 
@@ -133,6 +133,7 @@ class Engine:
         if body is None:
             raise EngineFailed(f"{self._path}: does not know /containers/json")
         listed = [entry.id for entry in _decode(self._path, body, list[_Listed])][:MAX_CONTAINERS]
+        # Containers that have ended are forgotten; new ones are inspected below.
         self._known = {identity: self._known[identity] for identity in listed if identity in self._known}
         failure: EngineFailed | None = None
         for identity in listed:
@@ -186,11 +187,7 @@ class ContainerOwners:
     def __init__(self, containers: PolledValue[Mapping[str, Container]]) -> None:
         self._containers = containers
 
-    def holders(
-        self,
-        accelerators: Sequence[Accelerator],
-        samples: Sequence[Sample],  # noqa: ARG002
-    ) -> Mapping[str, Sequence[Holder]]:
+    def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The running containers of each accelerator, at equal weights. Raises NoRecentAnswer if unknown."""
         holders: dict[str, list[Holder]] = {}
         for container in self._containers.known().values():

@@ -23,7 +23,7 @@ from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
 from gpuledger_agent.owners.labels import tags_of
 from gpuledger_agent.owners.podresources import AllocatedDevice, AllocatedPod
 from gpuledger_agent.owners.polling import PolledValue
-from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Holders, Sample, Workload
 
 log = logging.getLogger("gpuledger_agent")
 
@@ -137,11 +137,7 @@ class KubernetesOwners:
         self._cluster = cluster
         self._unresolved: set[str] = set()
 
-    def holders(
-        self,
-        accelerators: Sequence[Accelerator],
-        samples: Sequence[Sample],  # noqa: ARG002
-    ) -> Mapping[str, Sequence[Holder]]:
+    def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The pods that each accelerator is allocated to, by their replicas. Raises NoRecentAnswer if unknown."""
         cluster = self._cluster.known()
         holders: dict[str, list[Holder]] = {}

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import pwd
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Holders, Sample, Workload
 
 _SLURM = re.compile(
     r"^\d+:[^:]*:/(?:.*?/)?(?:slurm[^/]*/uid_\d+|(?:[^/]*_)?slurmstepd\.scope)/job_(\d+)(?:/|$)", re.MULTILINE
@@ -81,11 +81,7 @@ class ProcessOwners:
         self._proc, self._names, self._describers = proc, names, describers
         self._known: dict[tuple[int, str], Workload] = {}
 
-    def holders(
-        self,
-        accelerators: Sequence[Accelerator],  # noqa: ARG002
-        samples: Sequence[Sample],
-    ) -> Mapping[str, Sequence[Holder]]:
+    def holders(self, _accelerators: Sequence[Accelerator], samples: Sequence[Sample]) -> Holders:
         """The workloads of the processes on each accelerator; a workload with several processes there counts once."""
         holders: dict[str, Sequence[Holder]] = {}
         for sample in samples:
@@ -113,7 +109,7 @@ class ProcessOwners:
         if workload is None:
             workload = self._read_workload(pid, started)
             if workload is not None:
-                while len(self._known) >= MAX_KNOWN:
+                while len(self._known) >= MAX_KNOWN:  # dictionaries keep their order: the oldest entry goes first
                     self._known.pop(next(iter(self._known)))
                 self._known[key] = workload
         return workload

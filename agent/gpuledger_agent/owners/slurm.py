@@ -25,7 +25,7 @@ from pathlib import Path
 from gpuledger_agent.owners.processes import user_name
 from gpuledger_agent.owners.slurm_liveness import JobLiveness, WriteRecord
 from gpuledger_agent.settings import Settings
-from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Holders, Sample, Workload
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,9 @@ class SlurmOwners:
     _accelerators: Sequence[Accelerator] | None = field(default=None, init=False)
     _gpus: _GpuNames = field(init=False)
 
-    def holders(
-        self,
-        accelerators: Sequence[Accelerator],
-        samples: Sequence[Sample],  # noqa: ARG002 - holders are not inferred from processes
-    ) -> Mapping[str, Sequence[Holder]]:
+    def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The jobs that hold each accelerator now; never raises, whatever a folder contains."""
+        # The sampler passes the same object until the inventory changes.
         if accelerators is not self._accelerators:
             self._accelerators, self._gpus = accelerators, _GpuNames(accelerators, minors(self.drivers))
         by_uuid: dict[str, dict[str, Job]] = {}
@@ -279,6 +276,7 @@ class _GpuNames:
             for key in {entry.uuid, entry.device_uuid}:
                 self._by_uuid.setdefault(key, []).append(entry.uuid)
             index = str(entry.index)
+            # Without the driver's proc files, indices are the best guess for minor numbers.
             minor = minor_of.get(entry.device_uuid, "") if minor_of else index
             instance = (entry.mig_instance or "").rpartition("/")[2]
             self._by_index.setdefault(index, []).append(entry.uuid)

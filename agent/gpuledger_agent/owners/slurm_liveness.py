@@ -61,6 +61,7 @@ class JobLiveness:
             return None
         if self._before_boot(written):
             return "was written before this boot"
+        # The first scan without a sign of life starts the grace period.
         missing_s = self._monotonic_s() - self._missing_since.setdefault(job, self._monotonic_s())
         if missing_s < GRACE_S:
             return None

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Holders, Sample, Workload
 from gpuledger_common.settings import SettingsError, read_toml
 
 _PATTERN_KEYS = ("node", "model", "uuid", "index")
@@ -56,11 +56,7 @@ class StaticOwners:
             raise SettingsError("; ".join(faults))
         return cls(node, [rule for rule in rules if rule is not None])
 
-    def holders(
-        self,
-        accelerators: Sequence[Accelerator],
-        samples: Sequence[Sample],  # noqa: ARG002
-    ) -> Mapping[str, Sequence[Holder]]:
+    def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The holder of each accelerator that a rule matches."""
         holders: dict[str, Sequence[Holder]] = {}
         for accelerator in accelerators:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpuledger_common.dcgm_page import DcgmPage, page_health, parse
-from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable
+from gpuledger_common.readings import Accelerator, Holder, Holders, Inventory, Sample, SourceUnavailable
 
 TIMEOUT_S = 5.0
 MAX_PAGE_BYTES = 32 * 1024 * 1024
@@ -54,7 +54,7 @@ class DcgmSource:
         accelerators = [entry.accelerator for entry in page.accelerators.values()]
         return Inventory(min(drivers, default=None), accelerators, page.problems)
 
-    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:  # noqa: ARG002 - the exporter has one cadence
+    def read(self, _tiers: Iterable[str]) -> Sequence[Sample]:
         """A sample of every accelerator on the page. Raises SourceUnavailable while the exporter does not answer."""
         page = self._read_page()
         now_ns = self._monotonic_ns()
@@ -63,11 +63,7 @@ class DcgmSource:
             for uuid, entry in page.accelerators.items()
         ]
 
-    def holders(
-        self,
-        accelerators: Sequence[Accelerator],  # noqa: ARG002
-        samples: Sequence[Sample],  # noqa: ARG002
-    ) -> Mapping[str, Sequence[Holder]]:
+    def holders(self, _accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The workloads in the labels of the last page; several pods on one device share it equally."""
         if self._page is None:
             return {}

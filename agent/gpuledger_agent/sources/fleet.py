@@ -411,6 +411,7 @@ def _training(rng: random.Random, start_ms: int) -> Periods:
     return _back_to_back(rng, start_ms, 14, 60, 3)
 
 
+# Each generator draws from `rng` in a fixed order: another order would be another fleet for the same seed.
 def _research(rng: random.Random, start_ms: int) -> Periods:
     """Shorter runs, begun mostly on working days between 8 and 20 UTC."""
     for day in range(4):

@@ -245,6 +245,7 @@ class NvmlSource:
         wanted = frozenset(tiers)
         self._events.poll()
         self._count_again(wanted)
+        # All GPUs are read at the same time, and share one deadline.
         started = [(slot, self._submit(slot, wanted)) for slot in self._slots]
         deadline = time.monotonic() + self._deadline_s
         samples: list[Sample] = []
@@ -330,7 +331,7 @@ class NvmlSource:
         """Raise StaleHandle if the handles are stale or, checked on slow ticks, the MIG instances have changed."""
         codes = {entry.reader.alive() for entry in board.entries}
         if codes & STALE:
-            if 1 in codes:
+            if 1 in codes:  # uninitialized: the driver was reloaded, so NVML must be initialized again
                 self._started = False
             raise StaleHandle(f"GPU {board.index}: its handle is stale (NVML {min(codes & STALE)})")
         if board.uuid in self._events.reshaped():
@@ -354,7 +355,7 @@ class NvmlSource:
         deadline = time.monotonic() + self._deadline_s
         wait_for_all(ends, deadline)
         for worker in self._workers.values():
-            worker.end()
+            worker.end()  # a worker that hangs in the driver is abandoned
         self._slots, self._workers, self._late = [], {}, {}
         if self._started:
             self._started = False

@@ -217,13 +217,13 @@ class DeviceReader:
         """Read the activity since the last read, from a pair of GPM samples that swap roles."""
         if not due or not self._gpm_start(due, reading) or self._gpm is None:
             return
-        self._gpm.reverse()
+        self._gpm.reverse()  # the previous sample becomes the first of the pair
         answer = self._guarded(partial(self._gpm_sample, self._gpm[1]))
         if isinstance(answer, Refusal):
             for metric in due:
                 self._refused(metric, answer.code, reading)
             return
-        if not self._gpm_ready:
+        if not self._gpm_ready:  # the first sample alone gives no difference
             self._gpm_ready = True
             return
         self._gpm_compute(due, reading)

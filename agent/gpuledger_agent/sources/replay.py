@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpuledger_agent.sources.recording import Recording, Tick, read
-from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable
+from gpuledger_common.readings import Accelerator, Holders, Inventory, Sample, SourceUnavailable
 
 
 class ReplaySource:
@@ -36,21 +36,18 @@ class ReplaySource:
         self._start_ns = self._monotonic_ns()
         return self._recording.inventory
 
-    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:  # noqa: ARG002 - a recording has the tiers it has
+    def read(self, _tiers: Iterable[str]) -> Sequence[Sample]:
         """The samples of the tick that is due."""
         if self._recording is None:
             raise SourceUnavailable(f"{self._path}: the recording is not open")
         now_ns = self._monotonic_ns()
+        # One step after the last tick, so that it lasts as long as the others before the loop begins again.
         length = self._offsets[-1] - self._offsets[0] + self._typical_step()
         due = self._offsets[0] + (now_ns - self._start_ns) // 1_000_000 % length
         self._last = self._recording.ticks[max(0, bisect_right(self._offsets, due) - 1)]
         return [dataclasses.replace(sample, monotonic_ns=now_ns) for sample in self._last.samples]
 
-    def holders(
-        self,
-        accelerators: Sequence[Accelerator],  # noqa: ARG002
-        samples: Sequence[Sample],  # noqa: ARG002
-    ) -> Mapping[str, Sequence[Holder]]:
+    def holders(self, _accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The holders in the tick that was read last."""
         return {} if self._last is None else self._last.holders
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpuledger_agent.clock import wall_ms
 from gpuledger_agent.sources.fleet import GIB, MODELS, Fleet, Hold, Lane, activity
-from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Holder, Inventory, Process, Sample, Workload
+from gpuledger_common.readings import (
+    WHOLE_GPU,
+    Accelerator,
+    Health,
+    Holder,
+    Holders,
+    Inventory,
+    Process,
+    Sample,
+    Workload,
+)
 
 __all__ = ["Fleet", "SimulatedSource"]
 
@@ -40,7 +50,7 @@ class SimulatedSource:
         at_ms = self._clock()
         return at_ms, at_ms * 1_000_000
 
-    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:  # noqa: ARG002 - one tier is all there is
+    def read(self, _tiers: Iterable[str]) -> Sequence[Sample]:
         """A sample of every accelerator; none at all while the node's agent is down."""
         at_ms, monotonic_ns = self._now()
         if self._fleet.silent(self._node.name, at_ms):
@@ -59,7 +69,7 @@ class SimulatedSource:
         processes = () if hold is None or hold.shape == "reserved" else (Process(20_000 + slot, None),)
         return Sample(entry.uuid, monotonic_ns, values, absent, processes, Health())
 
-    def holders(self, accelerators: Sequence[Accelerator], samples: Sequence[Sample]) -> Mapping[str, Sequence[Holder]]:  # noqa: ARG002
+    def holders(self, _accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The holders of each accelerator now, also of failed ones."""
         at_ms, _ = self._now()
         holders: dict[str, Sequence[Holder]] = {}
