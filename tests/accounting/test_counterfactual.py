@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.counterfactual import (
-    Change,
-    Reservation,
+    GpuReservation,
     Saving,
+    UsageChange,
     amount,
     compare,
     dearer,
@@ -39,7 +39,7 @@ def piece(hour: int, held_ms: int) -> HourlyUsage:
     return HourlyUsage(1, hour * HOUR_MS, (hour + 1) * HOUR_MS, HELD, 7, held_ms, held_ms, 0, 0, None)
 
 
-def saved(changes: list[Change], pieces: list[HourlyUsage], prices: PriceBook) -> Saving:
+def saved(changes: list[UsageChange], pieces: list[HourlyUsage], prices: PriceBook) -> Saving:
     sums: dict[str, Saving] = {}
     compare(sums, CARD, DAY, [DAY], pieces, merged(changes), prices, lambda *_: OwnerPath(team="a"), DAY_MS)
     return sums["USD"]
@@ -57,7 +57,7 @@ def advices(draw):
         for hour in draw(st.sets(st.integers(0, HOURS - 1))):
             back = draw(st.integers(0, 1000))
             moved = draw(st.sampled_from([None, *SPOTS]))
-            changes.append(Change(1, 7, hour * HOUR_MS, back, draw(st.integers(0, 1000 - back)), moved))
+            changes.append(UsageChange(1, 7, hour * HOUR_MS, back, draw(st.integers(0, 1000 - back)), moved))
         made.append(changes)
     return made
 
@@ -86,7 +86,7 @@ def test_nothing_changed_saves_nothing(held):
 def test_rented_time_given_back_is_cash_and_owned_time_capacity():
     """A whole hour is the hour's cost, to the micro-unit; a spare part of rented time is paid all the same."""
     hour = cost_micro(gpu_ns(1_000_000, HOUR_MS), RATE)
-    back, spare = [Change(1, 7, 0, 1000)], [Change(1, 7, 0, 0, 500)]
+    back, spare = [UsageChange(1, 7, 0, 1000)], [UsageChange(1, 7, 0, 0, 500)]
     pieces = [piece(0, HOUR_MS)]
     assert (saved(back, pieces, book()).cash_micro, saved(back, pieces, book()).capacity_micro) == (hour, 0)
     owned = saved(back, pieces, book("owned"))
@@ -99,7 +99,7 @@ def test_moved_time_costs_the_other_rate_with_its_overhead():
     """Spot at 0.777777777 with a tenth on top."""
     price = dearer(SPOTS[0], 100)
     assert price.rate == Decimal("0.855555555")
-    made = saved([Change(1, 7, 0, moved_to=price)], [piece(0, HOUR_MS)], book())
+    made = saved([UsageChange(1, 7, 0, moved_to=price)], [piece(0, HOUR_MS)], book())
     full = gpu_ns(1_000_000, HOUR_MS)
     assert made.cash_micro == cost_micro(full, RATE) - cost_micro(full, price.rate)
     assert made.price_ids == {1, 2}
@@ -108,7 +108,7 @@ def test_moved_time_costs_the_other_rate_with_its_overhead():
 def test_a_reservation_is_paid_in_every_hour():
     """Two of four hours are used at 2: one GPU at 1.5 loses as much as it would save used in three."""
     paid = {("train", "H100", "2", hour * HOUR_MS): gpu_ns(3_000_000, HOUR_MS) for hour in (0, 1)}
-    one = Reservation("train", "H100", 1, Decimal("1.5"), "USD")
+    one = GpuReservation("train", "H100", 1, Decimal("1.5"), "USD")
     assert reserved_saving(paid, one, 4) == 2 * 2_000_000 - 4 * 1_500_000
     assert reserved_saving(paid, one, 2) == 1_000_000
     assert reserved_saving({}, one, 2) == -3_000_000
@@ -124,7 +124,7 @@ def test_unpriced_or_mixed_is_no_amount():
         DAY,
         [DAY],
         [piece(0, HOUR_MS)],
-        merged([Change(1, 7, 0, 1000)]),
+        merged([UsageChange(1, 7, 0, 1000)]),
         free,
         lambda *_: OwnerPath(),
         DAY_MS,

@@ -35,7 +35,7 @@ _OWNER_DIMENSIONS = frozenset((*LEVELS, "workload"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ReportRow:
     """One row as printed, with the exact amounts behind it. None: not known, or not applicable; never zero instead.
 
     Printed are GPU-hours, minor units of the currency, kWh and grams; exact are GPU-nanoseconds, micro-units,
@@ -129,8 +129,8 @@ class Report:
     """Rows by cost, dearest first, and one total per currency (`keys` of a total are empty)."""
 
     by: tuple[str, ...]
-    rows: tuple[Row, ...]
-    totals: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
+    totals: tuple[ReportRow, ...]
     shared: tuple[SharedOut, ...] = ()
     exchanged: bool = False
     """Whether this is another currency's view."""
@@ -185,8 +185,8 @@ def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocat
             sums.setdefault((line.currency, (shown_keys(line, by), line.correction_of)), _RowSums()).add(line)
     _add_allocations(sums, allocations)
     currencies = sorted({currency for currency, _ in sums if currency is not None})
-    rows: list[Row] = []
-    totals: list[Row] = []
+    rows: list[ReportRow] = []
+    totals: list[ReportRow] = []
     for currency in [*currencies, *([None] if any(key[0] is None for key in sums) else [])]:
         own_rows = _rows(currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency}))
         own_rows.sort(key=lambda row: (-(row.cost_micro or 0), row.keys, row.correction_of))
@@ -236,7 +236,7 @@ def _shown(key: str, dimension: str) -> str:
     return key if dimension in LEVELS else escaped(key)
 
 
-def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[Row]:
+def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[ReportRow]:
     """Rows with what is printed of them: rows of the same cells add up to what one row of them would print."""
     minor_unit = MICRO // 10 ** (minor_digits(currency) if currency is not None else 0)
     cells = [keys for (keys, _), _ in group]
@@ -248,7 +248,7 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
         else:
             rounded[printed] = list(counts)
     return [
-        Row(
+        ReportRow(
             keys=keys,
             currency=currency,
             correction_of=correction_of,
@@ -266,13 +266,13 @@ def _round_known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]],
     return [None if value is None else next(rounded) for value in values]
 
 
-def _total(currency: str | None, rows: Sequence[Row], width: int) -> Row:
+def _total(currency: str | None, rows: Sequence[ReportRow], width: int) -> ReportRow:
     """The sum of rows as printed, so that a reader who adds them up gets it exactly."""
     sums: dict[str, Any] = {}
     for name in (name for printed, exact, _, _ in _PRINTED for name in (printed, exact)):
         values = [getattr(row, name) for row in rows]
         sums[name] = _sum_all(values) if name in _ALL_OR_UNKNOWN else _sum_known(values)
-    return Row(keys=("",) * width, currency=currency, **sums)
+    return ReportRow(keys=("",) * width, currency=currency, **sums)
 
 
 def _sum_all(values: Sequence[int | None]) -> int | None:

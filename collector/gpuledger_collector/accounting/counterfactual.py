@@ -1,8 +1,8 @@
 """The other ledger: the same usage with some of its time given back, set free, or held at another rate.
 
 A saving is the difference of two ledgers over the same usage. Every advice says what it would have done to the time of
-single accelerator-rating intervals (a `Change`); the changes of several advices are merged before anything is priced,
-so time that two of them give back is given back once. Both ledgers are priced by the same rating.
+single accelerators in their rating intervals (a `UsageChange`); the changes of several advices are merged before they
+are priced, so time that two of them give back is given back once. Both ledgers are priced by the same rating.
 
 Law: what several advices save together never exceeds the sum of what each saves alone, but for the rounding of an
 rating interval's parts (a micro-unit each).
@@ -31,7 +31,7 @@ PERMILLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class UsageChange:
     """What an advice does to the time that one holder (None: nobody) has of an accelerator from an rating interval's
     begin on.
 
@@ -47,7 +47,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class GpuReservation:
     """So many GPUs of one kind reserved for the whole period, at a rate per GPU-hour that is paid in any case."""
 
     pool: str
@@ -75,9 +75,9 @@ OwnerOf = Callable[[int, int, int | None], OwnerPath]
 _Place = tuple[int, int | None, int]
 
 
-def merged(changes: Iterable[Change]) -> dict[_Place, Change]:
+def merged(changes: Iterable[UsageChange]) -> dict[_Place, UsageChange]:
     """One change for each accelerator, holder and rating interval: of several the largest part, and the lowest rate."""
-    changed: dict[_Place, Change] = {}
+    changed: dict[_Place, UsageChange] = {}
     for change in changes:
         key = (change.accelerator_id, change.workload_id, change.at_ms)
         known = changed.get(key)
@@ -85,7 +85,7 @@ def merged(changes: Iterable[Change]) -> dict[_Place, Change]:
     return changed
 
 
-def _both(known: Change, change: Change) -> Change:
+def _both(known: UsageChange, change: UsageChange) -> UsageChange:
     back = max(known.back_permille, change.back_permille)
     freed = max(known.back_permille + known.spare_permille, change.back_permille + change.spare_permille)
     rates = [price for price in (known.moved_to, change.moved_to) if price is not None]
@@ -94,7 +94,7 @@ def _both(known: Change, change: Change) -> Change:
 
 
 def changed(
-    pieces: Iterable[HourlyUsage], changes: Mapping[_Place, Change]
+    pieces: Iterable[HourlyUsage], changes: Mapping[_Place, UsageChange]
 ) -> tuple[list[HourlyUsage], dict[Price, list[HourlyUsage]]]:
     """The pieces after the changes; what moves stays among them as MOVED, and is given again under its new rate."""
     kept: list[HourlyUsage] = []
@@ -139,7 +139,7 @@ def compare(
     day: Period,
     capacity: Sequence[Period],
     pieces: Sequence[HourlyUsage],
-    changes: Mapping[_Place, Change],
+    changes: Mapping[_Place, UsageChange],
     book: PriceBook,
     owner_of: OwnerOf,
     until_ms: int,
@@ -195,7 +195,7 @@ def _still_paid(sums: dict[str, Saving], accelerator: RatedAccelerator, piece: H
     paid[key] = paid.get(key, 0) + gpu_ns(accelerator.gpu_micro, piece.held_ms)
 
 
-def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], reservation: Reservation, hours: int) -> int:
+def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], reservation: GpuReservation, hours: int) -> int:
     """What a reservation saves over `hours` hours in which so much would be rented on demand; negative: it costs more.
 
     The reservation replaces on-demand time hour by hour, the dearest first, and is paid in every hour.

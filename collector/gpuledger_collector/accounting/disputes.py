@@ -29,7 +29,7 @@ class BadStep(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DisputeEntry:
     """A message of a dispute."""
 
     at_ms: int
@@ -71,7 +71,7 @@ class Dispute:
     cost: Mapping[str, int]
     seal: str
     resolved_ms: int | None
-    entries: Sequence[Entry] = field(default_factory=list)
+    entries: Sequence[DisputeEntry] = field(default_factory=list)
 
 
 def canonical(evidence: Mapping[str, object]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
 
-from gpuledger_collector.accounting.chargeback import Allocations, Report, Row, report
+from gpuledger_collector.accounting.chargeback import Allocations, Report, ReportRow, report
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.money import RATE_DIGITS, rate_nano
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date
@@ -87,8 +87,8 @@ def view(
             rate = None if line.currency is None else exchange.rate_at(line.currency, span.start_ms)
             groups.setdefault(rate, _Group()).lines.append(line if rate is None else _converted(line, rate))
         _add_allocations(groups, allocations, exchange, span.start_ms)
-    rows: list[Row] = []
-    totals: list[Row] = []
+    rows: list[ReportRow] = []
+    totals: list[ReportRow] = []
     for rate, group in sorted(groups.items(), key=lambda item: "" if item[0] is None else item[0].text):
         converted = report(group.lines, by, group.allocations)
         text = "" if rate is None else rate.text

@@ -121,7 +121,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PlacementClaim:
     """A claim that was refused: `kind` is node, pool or board, `subject` what was claimed."""
 
     accelerator_id: int
@@ -182,7 +182,7 @@ class TimeLine:
     """The placements of a board from `since_ms` on, by accelerator and time, and the claims that were refused."""
 
     placements: list[Placement]
-    claims: list[Claim]
+    claims: list[PlacementClaim]
 
 
 def place(board: Board) -> TimeLine:
@@ -251,7 +251,7 @@ class _Sweep:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.closed: list[Placement] = []
-        self.claims: list[Claim] = []
+        self.claims: list[PlacementClaim] = []
         self.there: dict[int, _There] = {}
         self.sightings = sorted(set(board.sightings), key=lambda sighting: sighting.order)
         self.starts: dict[int, list[int]] = defaultdict(list)
@@ -399,7 +399,9 @@ class _Sweep:
         return False
 
     def _refuse(self, sighting: Sighting, kind: str, subject: str) -> None:
-        claim = Claim(sighting.part.accelerator_id, sighting.node_id, kind, subject, sighting.start_ms, sighting.end_ms)
+        claim = PlacementClaim(
+            sighting.part.accelerator_id, sighting.node_id, kind, subject, sighting.start_ms, sighting.end_ms
+        )
         self.claims.append(claim)
 
     # rows
@@ -459,13 +461,13 @@ def _says(entry: _There, attributes: Attributes) -> bool:
 
 def _settle_pools(
     rows: Sequence[Placement], imported: Mapping[str, Sequence[Period]], former: Sequence[str], seen_ms: int
-) -> tuple[list[Placement], list[Claim]]:
+) -> tuple[list[Placement], list[PlacementClaim]]:
     """The rows of one accelerator in the pools that hold, cut where usage is imported for a claimed one.
 
     An ongoing claim lasts until `seen_ms`, when the accelerator was seen last.
     """
     settled: list[Placement] = []
-    claims: list[Claim] = []
+    claims: list[PlacementClaim] = []
     pools = list(former)
     for row in rows:
         # Evidence from before dated attributes has none: the pool that it claimed was accepted, and is kept.
@@ -478,7 +480,7 @@ def _settle_pools(
             if is_imported and other != row.claimed_pool:
                 last_ms = max(part.in_ms, seen_ms) if part.out_ms is None else part.out_ms
                 claims.append(
-                    Claim(row.accelerator_id, row.node_id or 0, "pool", row.claimed_pool, part.in_ms, last_ms)
+                    PlacementClaim(row.accelerator_id, row.node_id or 0, "pool", row.claimed_pool, part.in_ms, last_ms)
                 )
             pools.append(pool)
     return settled, claims
@@ -506,9 +508,9 @@ def _cut(row: Placement, days: Sequence[Period]) -> list[tuple[Placement, bool]]
     return parts
 
 
-def _merged_claims(claims: Iterable[Claim]) -> list[Claim]:
+def _merged_claims(claims: Iterable[PlacementClaim]) -> list[PlacementClaim]:
     """One claim for each accelerator, node, kind and subject, from the first to the last time."""
-    merged: dict[tuple[int, int, str, str], Claim] = {}
+    merged: dict[tuple[int, int, str, str], PlacementClaim] = {}
     for claim in claims:
         key = (claim.accelerator_id, claim.node_id, claim.kind, claim.subject)
         old = merged.get(key, claim)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers
-from gpuledger_collector.accounting.chargeback import Row, SharedPart
+from gpuledger_collector.accounting.chargeback import ReportRow, SharedPart
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.measures import Measures, total
 from gpuledger_collector.accounting.money import MICRO, minor_digits
@@ -108,7 +108,7 @@ class SpendChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class StatementSection:
     """What an owner was billed in one currency. `row` is the row of the chargeback: direct cost, shares, both.
 
     Tables split the direct cost, corrections in lines of their own; `shared` splits the shares, cost by cost. `held` is
@@ -116,7 +116,7 @@ class Section:
     """
 
     currency: str
-    row: Row
+    row: ReportRow
     held: Measures
     idle_ns: int | None
     energy_mj: int | None
@@ -129,14 +129,14 @@ class Section:
 
 
 def make_section(
-    row: Row,
+    row: ReportRow,
     owner_days: Sequence[OwnerDay],
     jobs: Sequence[OwnerJob],
     month: Period,
     rated: frozenset[int],
     calendar: Calendar = UTC_DAYS,
     shares: Iterable[SharedPart] = (),
-) -> Section:
+) -> StatementSection:
     """Take a chargeback row that has a currency apart. `rated`: days (unix ms) of the month that are rated."""
     assert row.currency is not None
     owner_days = [part for part in owner_days if part.currency == row.currency]
@@ -144,7 +144,7 @@ def make_section(
     own = [part for part in owner_days if part.amended_ms is None]
     known_idle = [part.idle_ns for part in own if part.has_known_activity]
     corrections = _table(row, owner_days, lambda part: _corrected_month(part, calendar))
-    return Section(
+    return StatementSection(
         currency=row.currency,
         row=row,
         held=total(own),
@@ -159,7 +159,7 @@ def make_section(
     )
 
 
-def _shared(row: Row, shares: Iterable[SharedPart]) -> tuple[SharedAmount, ...]:
+def _shared(row: ReportRow, shares: Iterable[SharedPart]) -> tuple[SharedAmount, ...]:
     """The shares of a row, cost by cost, dearest first; costs that differ in key or dates are not added up."""
     sums: list[tuple[SharedCost, int]] = []
     for part in shares:
@@ -198,7 +198,7 @@ def _day(day_ms: int, own: Iterable[OwnerDay], rated: frozenset[int]) -> Stateme
 
 
 def _table(
-    row: Row, lines: Iterable[_Line], label: Callable[[_Line], tuple[str, ...]], limit: int | None = None
+    row: ReportRow, lines: Iterable[_Line], label: Callable[[_Line], tuple[str, ...]], limit: int | None = None
 ) -> tuple[TableLine, ...]:
     """Lines added up by label, dearest first; their minor units add up to those of the row.
 

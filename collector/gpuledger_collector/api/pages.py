@@ -18,7 +18,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from psycopg import OperationalError
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Row
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -275,8 +275,8 @@ def _per_day(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _spend(
-    rows: tuple[Row, ...],
-    total: Row,
+    rows: tuple[ReportRow, ...],
+    total: ReportRow,
     daily: dict[str, dict[str, dict[int, int]]],
     trend: Sequence[Period],
     proofs: list[ConservationCheck],

@@ -166,7 +166,7 @@ def _require_parquet(shape: Shape, output: Path | None) -> None:
         refuse(f"-o {output}: only --format parquet and --format focus write Parquet")
     try:
         parquet.arrow()
-    except parquet.NoArrow as error:
+    except parquet.ArrowMissing as error:
         refuse(str(error), LACKING)
 
 

@@ -82,7 +82,7 @@ def _require_parquet(output: Path | None) -> None:
         refuse("--format parquet needs a file to write to: -o samples.parquet")
     try:
         parquet.arrow()
-    except parquet.NoArrow as error:
+    except parquet.ArrowMissing as error:
         refuse(str(error), LACKING)
 
 

@@ -92,7 +92,6 @@ def _against_bill(
         from gpuledger_collector.export import provider_bill as forms
         from gpuledger_collector.services.provider_bill import NoBill, reconcile_bill
         from gpuledger_collector.services.refresh import refresh
-        from gpuledger_collector.storage.billing.bills import Bills
         from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.wiring import now
 
@@ -102,7 +101,7 @@ def _against_bill(
             refresh(opened, asked, int(now().timestamp() * 1000), on_day)
         with opened.transaction() as connection:
             try:
-                found = reconcile_bill(Bills(connection), provider, asked, effective=amount is Amount.effective)
+                found = reconcile_bill(connection, provider, asked, effective=amount is Amount.effective)
             except NoBill as error:
                 refuse(str(error))
     form = {Shape.table: forms.as_text, Shape.json: forms.as_json, Shape.csv: forms.as_csv}[shape]

@@ -59,9 +59,9 @@ def check(
     if shape is not Shape.table:
         from gpuledger_collector.export.cells import rows_as
 
-        rows = tag_check.as_rows(found.rules, found.tags, found.unattributed)
+        rows = tag_check.as_rows(found)
         sys.stdout.write(rows_as(shape.value, tag_check.COLUMNS, rows))
         raise typer.Exit(FINDINGS if found.unattributed else DONE)
-    sys.stdout.write(tag_check.as_text(found.rules, found.tags, found.unattributed, level, found.hints))
+    sys.stdout.write(tag_check.as_text(found, level))
     if found.unattributed:
         raise typer.Exit(FINDINGS)

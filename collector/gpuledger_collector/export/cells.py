@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 
-from gpuledger_collector.accounting.chargeback import Row
+from gpuledger_collector.accounting.chargeback import ReportRow
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.escapes import neutral as neutral
@@ -57,7 +57,7 @@ def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     return text.getvalue()
 
 
-def measure_cells(row: Row) -> list[str]:
+def measure_cells(row: ReportRow) -> list[str]:
     """The amounts of a row as text, in the order of MEASURE_COLUMNS; what is not known is empty."""
     return [
         f"{row.gpu_hours:.6f}",
@@ -68,7 +68,7 @@ def measure_cells(row: Row) -> list[str]:
     ]
 
 
-def allocation_cells(row: Row) -> list[str]:
+def allocation_cells(row: ReportRow) -> list[str]:
     """A row's shares, carbon and comparisons as text, in the order of ALLOCATION_COLUMNS; unknown is empty."""
     return [
         _money(row, row.shared_minor),
@@ -82,7 +82,7 @@ def allocation_cells(row: Row) -> list[str]:
     ]
 
 
-def _money(row: Row, units: int | None) -> str:
+def _money(row: ReportRow, units: int | None) -> str:
     return "" if units is None else format_minor(units, 0 if row.currency is None else minor_digits(row.currency))
 
 

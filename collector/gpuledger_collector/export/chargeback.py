@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.budgets import money_text
-from gpuledger_collector.accounting.chargeback import Report, Row, SharedOut
+from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.export.cells import (
@@ -49,7 +49,7 @@ def as_json(report: Report, period: Period, notes: Sequence[str]) -> str:
     return json_text(content) + "\n"
 
 
-def _object(row: Row, by: Sequence[str]) -> dict[str, object]:
+def _object(row: ReportRow, by: Sequence[str]) -> dict[str, object]:
     names, texts = (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS), (*measure_cells(row), *allocation_cells(row))
     amounts = zip(names, (text or None for text in texts), strict=True)
     return {
@@ -126,7 +126,7 @@ def _shown_allocations(report: Report) -> list[str]:
     return [name for name in ALLOCATION_COLUMNS if name in filled] + ([EXCHANGE] if report.exchanged else [])
 
 
-def _cells(row: Row, columns: Sequence[str]) -> list[str]:
+def _cells(row: ReportRow, columns: Sequence[str]) -> list[str]:
     texts = dict(
         zip(
             (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS, EXCHANGE),

@@ -61,7 +61,7 @@ class Issuer:
 
 
 @dataclass
-class Invoice:
+class FocusInvoice:
     """What one owner is billed for one month in one currency, so far."""
 
     period: Period
@@ -83,7 +83,7 @@ class Book:
 
     closed: Collection[str] = ()
     calendar: Calendar = UTC_DAYS
-    invoices: dict[Key, Invoice] = field(default_factory=dict)
+    invoices: dict[Key, FocusInvoice] = field(default_factory=dict)
 
 
 def lines(
@@ -134,7 +134,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     corrects = exported.booked_day_ms is not None
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
     key = (book.calendar.month_of(booked_ms), charge.currency or "", owner)
-    invoice = book.invoices.setdefault(key, Invoice(book.calendar.month(key[0])))
+    invoice = book.invoices.setdefault(key, FocusInvoice(book.calendar.month(key[0])))
     invoice.micro += charge.cost_micro or 0
     invoice.written += cost
     return {
@@ -206,7 +206,7 @@ def _terms(charge: Charge, hours: int) -> Row:
     return terms
 
 
-def _common(key: Key, invoice: Invoice, level: str, issuer: Issuer, closed: Collection[str]) -> Row:
+def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed: Collection[str]) -> Row:
     """What every row of an invoice says; the invoice has a number when its month is closed."""
     billing_month, currency, owner = key
     return {
@@ -301,7 +301,7 @@ def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedP
     for part in shares:
         if part.micro:
             yield _share(part, level, issuer, book)
-    groups: dict[tuple[str, str], list[tuple[Key, Invoice]]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[tuple[Key, FocusInvoice]]] = defaultdict(list)
     for key, invoice in book.invoices.items():
         groups[key[:2]].append((key, invoice))
     for (_, currency), group in sorted(groups.items()):
@@ -320,7 +320,7 @@ def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedP
 def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
     """The row of what an invoice pays of a shared cost."""
     month, owner = book.calendar.month_of(part.period.start_ms), part.keys[0]
-    invoice = book.invoices.setdefault((month, part.currency, owner), Invoice(book.calendar.month(month)))
+    invoice = book.invoices.setdefault((month, part.currency, owner), FocusInvoice(book.calendar.month(month)))
     invoice.shared += part.micro
     invoice.written += part.micro * 10**12
     description = neutral(f"Shared cost {part.cost.name}, by {part.cost.key} per {part.cost.level}")

@@ -116,7 +116,7 @@ Row = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class FocusRules:
     """What a version of FOCUS wants of the columns; `provider` is the one that names who offers the service."""
 
     name: str
@@ -135,9 +135,9 @@ def _renamed(names: tuple[str, ...]) -> tuple[str, ...]:
     return (*(name for name in names if name not in _OLD_NAMES), *_NEW_NAMES)
 
 
-VERSIONS: Mapping[str, Version] = {
-    "1.2": Version("1.2", NOT_NULL, PRESENT, KNOWN, "ProviderName", splits=False),
-    "1.4": Version(
+VERSIONS: Mapping[str, FocusRules] = {
+    "1.2": FocusRules("1.2", NOT_NULL, PRESENT, KNOWN, "ProviderName", splits=False),
+    "1.4": FocusRules(
         "1.4",
         _renamed(NOT_NULL),
         _renamed(PRESENT),
@@ -157,7 +157,7 @@ VERSIONS: Mapping[str, Version] = {
 }
 
 
-def version_of(header: Sequence[str]) -> Version:
+def version_of(header: Sequence[str]) -> FocusRules:
     """The version of FOCUS that a header has: 1.3 named the service provider, and only 1.2 needs no such column."""
     return VERSIONS["1.4" if "ServiceProviderName" in header or set(ALLOCATED) & set(header) else "1.2"]
 
@@ -224,7 +224,7 @@ def check(file: TextIO, wanted: str | None = None) -> Iterator[Violation]:
         raise NotFocus(f"after line {reader.line_num}: not UTF-8 ({error.reason})") from error
 
 
-def _header(header: Sequence[str], version: Version) -> Iterator[Violation]:
+def _header(header: Sequence[str], version: FocusRules) -> Iterator[Violation]:
     for name in version.present:
         if name not in header:
             yield Violation(1, "column missing", name, f"FOCUS wants a column {name}")
@@ -241,7 +241,7 @@ def _header(header: Sequence[str], version: Version) -> Iterator[Violation]:
             yield Violation(1, "column order", name, f"{name} stands behind columns of one's own (x_)")
 
 
-def _row(line: int, row: Row, version: Version) -> Iterator[Violation]:
+def _row(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
     yield from _nulls(line, row, version)
     yield from _formats(line, row)
     yield from _periods(line, row)
@@ -254,7 +254,7 @@ def _row(line: int, row: Row, version: Version) -> Iterator[Violation]:
                 yield Violation(line, "unit", "AllocatedMethodDetails", sentence)
 
 
-def _nulls(line: int, row: Row, version: Version) -> Iterator[Violation]:
+def _nulls(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
     for name in version.not_null:
         if name in row and not row[name]:
             yield Violation(line, "null", name, f"{name} has no value")
@@ -348,7 +348,7 @@ def _periods(line: int, row: Row) -> Iterator[Violation]:
         yield Violation(line, "period", "ChargePeriodStart", "the charge period lies outside of its billing period")
 
 
-def _costs(line: int, row: Row, version: Version) -> Iterator[Violation]:
+def _costs(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
     quantity = _number(row, "PricingQuantity")
     with localcontext(prec=PLACES):
         for cost_name, price_name in (("ListCost", "ListUnitPrice"), ("ContractedCost", "ContractedUnitPrice")):
@@ -377,7 +377,7 @@ def _costs(line: int, row: Row, version: Version) -> Iterator[Violation]:
 class _Whole:
     """What only shows when rows are put side by side: invoices, rates, and time that resources were used."""
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: FocusRules) -> None:
         self._version = version
         self._origins = focus_check_split.Origins()
         self._invoices: dict[str, _Group] = {}

@@ -17,7 +17,7 @@ from gpuledger_collector.export.cells import EXCHANGE
 from gpuledger_collector.export.focus_check import INSTANTS, NUMBERS
 
 if TYPE_CHECKING:
-    from gpuledger_collector.export.samples import Readings
+    from gpuledger_collector.storage.telemetry.sample_codec import Readings
 
 ROWS = 20_000
 """Rows of one row group: what is held in memory at a time."""
@@ -26,7 +26,7 @@ Kind = Literal["text", "instant", "decimal(38, 18)", "decimal(38, 9)", "decimal(
 _PLACES: Mapping[str, int] = {COST: 18, QUANTITY: 9, HOURS: 6}
 
 
-class NoArrow(Exception):
+class ArrowMissing(Exception):
     """pyarrow is not installed: pip install 'gpuledger[parquet]'"""
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class NoArrow(Exception):
 
 
 def arrow() -> tuple[ModuleType, ModuleType]:
-    """pyarrow and pyarrow.parquet. Raises NoArrow."""
+    """pyarrow and pyarrow.parquet. Raises ArrowMissing."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise NoArrow from error
+        raise ArrowMissing from error
     return pa, pq
 
 
@@ -66,7 +66,7 @@ def chargeback_kinds(columns: Sequence[str], by: Sequence[str]) -> dict[str, Kin
 
 
 def write(rows: Iterable[Mapping[str, str]], path: Path, kinds: Mapping[str, Kind]) -> int:
-    """Rows of text cells as typed columns; an empty cell is null. How many were written. Raises NoArrow."""
+    """Rows of text cells as typed columns; an empty cell is null. How many were written. Raises ArrowMissing."""
     pa, pq = arrow()
     schema = pa.schema([(name, _type(pa, kind)) for name, kind in kinds.items()])
     written = 0

@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TextIO
+from collections.abc import Iterable
+from typing import TextIO
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.export.cells import neutral
-
-Array = npt.NDArray[Any]
-
-
-class Column(Protocol):
-    """Values, one a row, and where there is one."""
-
-    @property
-    def values(self) -> Array:
-        """f4, f8 or i8."""
-
-    @property
-    def present(self) -> npt.NDArray[np.bool_]:
-        """False: no reading."""
-
-
-class Readings(Protocol):
-    """Samples of one accelerator."""
-
-    @property
-    def at_ms(self) -> Array:
-        """Instants, unix milliseconds."""
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """Metrics by catalogue name."""
+from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
 
 
 def write_csv(samples: Iterable[tuple[str, Readings]], file: TextIO, names: Iterable[str]) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 from markupsafe import Markup
 
 from gpuledger_collector.accounting.budgets import money_text, percent_of, top
-from gpuledger_collector.accounting.chargeback import Report, Row
+from gpuledger_collector.accounting.chargeback import Report, ReportRow
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.accounting.statement import Contested, Section, SpendChange
+from gpuledger_collector.accounting.statement import Contested, SpendChange, StatementSection
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text
 from gpuledger_collector.export.disputes import amounts, days_text
@@ -43,7 +43,7 @@ class Statement:
     made_ms: int
     known_ms: int | None
     closed: ClosedPeriod | None
-    sections: tuple[Section, ...]
+    sections: tuple[StatementSection, ...]
     changes: Mapping[str, SpendChange]
     unpriced_ns: int
     ahead: Mapping[str, Ahead]
@@ -92,7 +92,7 @@ def index(level: str, month: str, rows: Sequence[tuple[str, str]], report: Repor
     return html.render("statements.html", level=level, month=month, rows=shown, policy=html.policy())
 
 
-def _billed(rows: Sequence[Row]) -> dict[str, str]:
+def _billed(rows: Sequence[ReportRow]) -> dict[str, str]:
     priced = [row for row in rows if row.currency is not None]
     costs = [f"{html.minor(row.total_minor, row.currency or '')} {row.currency}" for row in priced]
     return {"gpu_hours": html.hours(sum(row.gpu_ns for row in priced)), "cost": ", ".join(costs) or "no price"}
@@ -185,7 +185,7 @@ def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _section(statement: Statement, section: Section) -> dict[str, Any]:
+def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
     change = statement.changes.get(section.currency)
     return {
         "section": section,
@@ -231,7 +231,7 @@ def _contested(contested: Contested) -> dict[str, Any]:
     }
 
 
-def _allocations(row: Row) -> dict[str, Any]:
+def _allocations(row: ReportRow) -> dict[str, Any]:
     """Shares, savings and carbon of a row as texts; None where there are none, or they are not known."""
     currency = row.currency or ""
     saved = None if row.list_minor is None or row.cost_minor is None else row.list_minor - row.cost_minor
@@ -252,14 +252,14 @@ def _percent(part: int, whole: int) -> str:
     return "0" if not whole else f"{100 * part / whole:.1f}"
 
 
-def _share(section: Section) -> Markup:
+def _share(section: StatementSection) -> Markup:
     idle = section.idle_ns or 0
     parts = (("busy", float(section.held.busy_ns)), ("idle", float(idle)), ("unknown", float(section.held.unknown_ns)))
     description = ", ".join(f"{name} {html.hours(round(value))} GPU-hours" for name, value in parts)
     return plots.share_bar(parts, "How the GPU-hours that you held were used", description)
 
 
-def _bars(section: Section, calendar: Calendar) -> Markup:
+def _bars(section: StatementSection, calendar: Calendar) -> Markup:
     stacks = [
         plots.Stack(f"{calendar.date_of(day.day_ms):%d}", None if day.measures is None else _hours(day.measures))
         for day in section.days

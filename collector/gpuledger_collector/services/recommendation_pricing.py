@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from gpuledger_collector.accounting.counterfactual import (
     RENTED,
-    Change,
     Saving,
+    UsageChange,
     amount,
     compare,
     merged,
@@ -30,7 +30,7 @@ UNKNOWN: SavingRange = (None, None, None)
 class _Scenario:
     """The low, expected or high estimate of one proposal (or of all at once), and the difference it makes."""
 
-    changes: Mapping[tuple[int, int | None, int], Change]
+    changes: Mapping[tuple[int, int | None, int], UsageChange]
     reserved: Sequence[Estimate] = ()
     sums: dict[str, Saving] = field(default_factory=dict)
     """By currency; the empty one is unpriced."""

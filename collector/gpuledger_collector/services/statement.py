@@ -12,8 +12,8 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.statement import (
     OwnerJob,
-    Section,
     SpendChange,
+    StatementSection,
     compared_windows,
     explain_change,
     make_section,
@@ -59,7 +59,7 @@ class _Reader:
     now_ms: int
 
     def changes(
-        self, known_ms: int | None, jobs: Sequence[OwnerJob], sections: Sequence[Section]
+        self, known_ms: int | None, jobs: Sequence[OwnerJob], sections: Sequence[StatementSection]
     ) -> Mapping[str, SpendChange]:
         """Why the bill differs from the one before, by currency."""
         past = reports.conservation_checks(self.connection, month_before(self.period, self.calendar))
@@ -73,7 +73,7 @@ class _Reader:
         )
         return {section.currency: explain_change(section.currency, before, after, windows) for section in sections}
 
-    def forecasts(self, sections: Sequence[Section]) -> Mapping[str, Ahead]:
+    def forecasts(self, sections: Sequence[StatementSection]) -> Mapping[str, Ahead]:
         """The end of an open month by currency, as a budget's forecast is made; corrections that it bills are added."""
         if self.now_ms >= self.period.end_ms:
             return {}

@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.export.tag_check import Matched, TagCheck
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
-
-
-@dataclass
-class Matched:
-    """Usage that a rule or tag matches: workloads, GPU-nanoseconds, micro-units by currency."""
-
-    workloads: set[int] = field(default_factory=set)
-    gpu_ns: int = 0
-    cost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-    def add(self, held: HeldUsage) -> None:
-        """Count one workload's usage in."""
-        self.workloads.add(held.workload_id)
-        self.gpu_ns += held.gpu_ns
-        if held.currency is not None:
-            self.cost[held.currency] += held.cost_micro or 0
-
-
-@dataclass(frozen=True)
-class TagCheck:
-    """What was found: by rule (name), by tag (name), and the workloads without an owner, dearest first."""
-
-    rules: Mapping[str, Matched]
-    tags: Mapping[str, Matched]
-    unattributed: Sequence[tuple[str, Matched]]
-    hints: Mapping[str, str]
-    """Tag names that look like a misspelt level -> that level."""
 
 
 def check_tags(connection: Connection, usage: Iterable[HeldUsage], level: str) -> TagCheck:

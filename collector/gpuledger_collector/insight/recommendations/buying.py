@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuledger_collector.accounting.counterfactual import PERMILLE, Reservation
+from gpuledger_collector.accounting.counterfactual import PERMILLE, GpuReservation
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.quantity import GPU_MICRO
@@ -159,7 +159,7 @@ def _propose_reservation(subject: _Reservable, demand: tuple[float, Floats]) -> 
     p5, p50, p95 = (float(np.quantile(gpus, level)) for level in (0.05, 0.5, 0.95))
     safe = min(best, math.floor(p5))
     low, expected = (
-        Estimate(reservation=Reservation(subject.pool, subject.model, count, rate.rate, rate.currency, rate.id))
+        Estimate(reservation=GpuReservation(subject.pool, subject.model, count, rate.rate, rate.currency, rate.id))
         for count in (safe, best)
     )
     return Proposal(

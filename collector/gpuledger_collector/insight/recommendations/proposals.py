@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuledger_collector.accounting.counterfactual import Change, Reservation
+from gpuledger_collector.accounting.counterfactual import GpuReservation, UsageChange
 
 KINDS = (
     "reclaim",
@@ -26,8 +26,8 @@ KINDS = (
 class Estimate:
     """One end, or the middle, of an estimate: changes to the window's usage, and kWh where power was measured."""
 
-    changes: Sequence[Change] = ()
-    reservation: Reservation | None = None
+    changes: Sequence[UsageChange] = ()
+    reservation: GpuReservation | None = None
     kwh: float | None = None
 
 

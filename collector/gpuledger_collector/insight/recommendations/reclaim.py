@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.counterfactual import PERMILLE, Change
+from gpuledger_collector.accounting.counterfactual import PERMILLE, UsageChange
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations.evidence import (
@@ -122,7 +122,7 @@ def _wasted(window: Window, holding: Holding, findings: Sequence[Finding], begin
             if not held or int(at) < max(begin_ms[finding.key], window.start_ms):
                 continue
             permille = min(PERMILLE, wasted_ns * PERMILLE // held)
-            changes.append(Change(accelerator_id, holding.workload_id, int(at), permille))
+            changes.append(UsageChange(accelerator_id, holding.workload_id, int(at), permille))
             joules += (watts or 0.0) * wasted_ns / 1e9
     return Estimate(changes, kwh=joules / 3.6e6 if known and changes else None)
 
@@ -178,7 +178,7 @@ def _propose_release(free: Holding, capacity: _FreeCapacity) -> Proposal | None:
     )
 
 
-def _release(hours: Iterable[Sequence[IntervalUsage]], gpus: int) -> list[Change]:
+def _release(hours: Iterable[Sequence[IntervalUsage]], gpus: int) -> list[UsageChange]:
     """Changes that give back as many GPUs of the free time of each hour, the longest free ones first."""
     changes = []
     for intervals in hours:
@@ -187,7 +187,7 @@ def _release(hours: Iterable[Sequence[IntervalUsage]], gpus: int) -> list[Change
             part_ms = min(left_ms, interval.held_ms)
             if part_ms:
                 permille = part_ms * PERMILLE // interval.held_ms
-                changes.append(Change(interval.accelerator_id, None, interval.at_ms, permille))
+                changes.append(UsageChange(interval.accelerator_id, None, interval.at_ms, permille))
             left_ms -= part_ms
     return changes
 

@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.counterfactual import PERMILLE, Change
+from gpuledger_collector.accounting.counterfactual import PERMILLE, UsageChange
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.bottlenecks import DRAM_LIGHT, INEFFECTIVE, RESIDENT, ROOM
 from gpuledger_collector.insight.findings import Finding
@@ -80,7 +80,7 @@ def _propose_nights_off(nights: _Nights, seen: float) -> Proposal:
     held = [(holder, interval) for holder, interval in nights.off if interval.held_ms]
 
     def give_back(usage: Sequence[tuple[Holding, IntervalUsage]]) -> Estimate:
-        return Estimate([Change(u.accelerator_id, holder.workload_id, u.at_ms, PERMILLE) for holder, u in usage])
+        return Estimate([UsageChange(u.accelerator_id, holder.workload_id, u.at_ms, PERMILLE) for holder, u in usage])
 
     busy_share = nights.busy_ms / nights.held_ms
     return Proposal(

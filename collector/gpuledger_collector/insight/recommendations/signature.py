@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gpuledger_collector.accounting.counterfactual import Change
+from gpuledger_collector.accounting.counterfactual import UsageChange
 from gpuledger_collector.insight.recommendations.evidence import (
     Holding,
     InsufficientEvidence,
@@ -63,7 +63,7 @@ def measure_subjects(
 
 def spare_time(holding: Holding, usages: Iterable[IntervalUsage], permille: int) -> Estimate:
     """Estimate that sets this part of the holding's time in these intervals free for others."""
-    return Estimate([Change(u.accelerator_id, holding.workload_id, u.at_ms, 0, permille) for u in usages])
+    return Estimate([UsageChange(u.accelerator_id, holding.workload_id, u.at_ms, 0, permille) for u in usages])
 
 
 def holding_proposal(

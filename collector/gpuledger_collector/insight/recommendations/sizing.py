@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.counterfactual import PERMILLE, RENTED, Change, dearer
+from gpuledger_collector.accounting.counterfactual import PERMILLE, RENTED, UsageChange, dearer
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.insight.recommendations.evidence import (
@@ -189,7 +189,7 @@ def _propose_smaller(holding: Holding, fit: _SmallerGpu) -> Proposal:
 def moved(holding: Holding, rate: Price, overhead_permille: int) -> Estimate:
     """Estimate of all usage at another rate, with so much more time."""
     to = dearer(rate, overhead_permille)
-    return Estimate([Change(u.accelerator_id, holding.workload_id, u.at_ms, moved_to=to) for u in holding.usage])
+    return Estimate([UsageChange(u.accelerator_id, holding.workload_id, u.at_ms, moved_to=to) for u in holding.usage])
 
 
 right_size = Signature("right_size", single_gpu_holdings, _measure_smaller, _propose_smaller)
@@ -241,7 +241,7 @@ def _propose_packing(group: Sequence[tuple[Holding, Sizing]]) -> Proposal | None
     hours: set[int] = set()
     for holding, _ in group:
         changes += [
-            Change(usage.accelerator_id, holding.workload_id, usage.at_ms, PERMILLE)
+            UsageChange(usage.accelerator_id, holding.workload_id, usage.at_ms, PERMILLE)
             for usage in holding.usage
             if usage.at_ms // HOUR_MS in hours
         ]

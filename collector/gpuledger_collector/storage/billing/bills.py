@@ -6,10 +6,10 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.provider_bill import BillLine, BillMatch, NodeCapacity, ObservedUsage
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.ledger import inventory, zones
+from gpuledger_collector.storage.ledger import inventory
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
@@ -155,34 +155,3 @@ def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, in
         key: NodeCapacity(next(iter(on_node.values()))[0], sum(micro for _, micro in on_node.values()))
         for key, on_node in accelerators.items()
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Bills:
-    """What a reconciliation with a bill asks for (jobs.reconcile_bill.BillSource), over one connection."""
-
-    connection: Connection
-
-    def in_force(self) -> Sequence[StoredBill]:
-        """Every bill that no newer file superseded."""
-        return in_force(self.connection)
-
-    def lines_of(self, ids: Sequence[int]) -> Sequence[BillLine]:
-        """The lines of some bills."""
-        return lines_of(self.connection, ids)
-
-    def matches(self) -> Sequence[BillMatch]:
-        """The matches in force, in their order."""
-        return matches(self.connection)
-
-    def observed(self, period: Period) -> Sequence[ObservedUsage]:
-        """What the ledger observed in the period's days."""
-        return observed(self.connection, period)
-
-    def places(self, days: Sequence[Period]) -> Mapping[tuple[str, int], NodeCapacity]:
-        """Where each node stood on each day."""
-        return places(self.connection, days)
-
-    def calendar(self) -> Calendar:
-        """The days and months of the bill, in the billing zone."""
-        return zones.calendar(self.connection)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuledger_collector.accounting import disputes
-from gpuledger_collector.accounting.disputes import Dispute, Entry, Remedy
+from gpuledger_collector.accounting.disputes import Dispute, DisputeEntry, Remedy
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.owner_tree import LEVELS, path_of
 from gpuledger_collector.accounting.period import Period
@@ -126,7 +126,7 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
         ),
     ).fetchone()
     assert row is not None
-    _say(connection, row[0], Entry(now_ms, who, "opened", reason))
+    _say(connection, row[0], DisputeEntry(now_ms, who, "opened", reason))
     made = read(connection, row[0])
     audit.record(connection, [audit.Change("dispute", str(made.id), None, _facts(made))], now_ms, who)
     return made
@@ -162,7 +162,7 @@ def answer(connection: Connection, number: int, words: str, who: str, now_ms: in
     before = _locked(connection, number)
     state = disputes.after_answer(before.state, from_owner=from_owner)
     connection.execute("UPDATE dispute SET state = %s WHERE id = %s", (state, number))
-    _say(connection, number, Entry(now_ms, who, "contested" if from_owner else "answered", words))
+    _say(connection, number, DisputeEntry(now_ms, who, "contested" if from_owner else "answered", words))
     change = audit.Change("dispute", str(number), {"state": before.state}, {"state": state, "said": words})
     audit.record(connection, [change], now_ms, who)
     return read(connection, number)
@@ -184,7 +184,7 @@ def resolve(
         now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
         days = reattributions.add(connection, number, _decisions(connection, before, remedy), now)
     connection.execute("UPDATE dispute SET state = %s, resolved_ms = %s WHERE id = %s", (state, now_ms, number))
-    _say(connection, number, Entry(now_ms, who, state, note))
+    _say(connection, number, DisputeEntry(now_ms, who, state, note))
     decided: dict[str, object] = {"state": state, "note": note}
     if remedy is not None:
         decided["to"] = "unavailable" if remedy.owner is None else dict(remedy.owner)
@@ -240,7 +240,7 @@ def _locked(connection: Connection, number: int) -> Dispute:
     return read(connection, number)
 
 
-def _say(connection: Connection, number: int, entry: Entry) -> None:
+def _say(connection: Connection, number: int, entry: DisputeEntry) -> None:
     connection.execute(
         "INSERT INTO dispute_entry (dispute_id, at_ms, who, kind, words) VALUES (%s, %s, %s, %s, %s)",
         (number, entry.at_ms, entry.who, entry.kind, entry.words),
@@ -271,7 +271,7 @@ def read(connection: Connection, number: int) -> Dispute:
     rows = connection.execute(
         "SELECT at_ms, who, kind, words FROM dispute_entry WHERE dispute_id = %s ORDER BY id", (number,)
     )
-    return replace(_dispute(row), entries=[Entry(*entry) for entry in rows])
+    return replace(_dispute(row), entries=[DisputeEntry(*entry) for entry in rows])
 
 
 def _dispute(row: Sequence[Any]) -> Dispute:

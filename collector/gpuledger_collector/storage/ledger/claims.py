@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.placement import Claim, RefusedClaim
+from gpuledger_collector.accounting.placement import PlacementClaim, RefusedClaim
 from gpuledger_collector.accounting.usage import Contradiction
 from gpuledger_collector.storage.locks import Connection
 
@@ -27,7 +27,7 @@ def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> 
     )
 
 
-def keep(connection: Connection, refused: Sequence[Claim]) -> None:
+def keep(connection: Connection, refused: Sequence[PlacementClaim]) -> None:
     """Keep claims that were refused, each from its first to its last time."""
     for claim in refused:
         connection.execute(
@@ -51,7 +51,7 @@ def keep_contradictions(connection: Connection, contradictions: Sequence[Contrad
     keep(
         connection,
         [
-            Claim(
+            PlacementClaim(
                 contradiction.accelerator_id,
                 contradiction.node_id,
                 "holder",

@@ -18,9 +18,9 @@ from gpuledger_collector.accounting.placement import (
     SEEN,
     Attributes,
     Board,
-    Claim,
     Part,
     Placement,
+    PlacementClaim,
     Sighting,
     StatedRow,
     changes,
@@ -55,7 +55,7 @@ def settle(
     connection: Connection,
     accelerators: Iterable[int],
     since_ms: int,
-    on_node_claim: Callable[[Claim], None] = lambda _: None,
+    on_node_claim: Callable[[PlacementClaim], None] = lambda _: None,
 ) -> dict[int, Placement]:
     """Bring the capacity of the boards of these accelerators in line with the evidence from an instant on.
 
