@@ -83,8 +83,8 @@ def workloads(place: Path) -> dict[str, pd.DataFrame]:
     """The workloads behind the series of `hourly` that have any: start, end (NaN: goes on), gpus, owner."""
     jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz").rename(columns={"end_s": "end", "team": "owner"})
     jobs["start"] = jobs.start_s.fillna(0)
-    made = {f"dlrm/{team}": part for team, part in jobs.groupby("owner")}
-    return made | {"dlrm/all": jobs, "openb/short pods": short_pods(place)}
+    services = {f"dlrm/{team}": part for team, part in jobs.groupby("owner")}
+    return services | {"dlrm/all": jobs, "openb/short pods": short_pods(place)}
 
 
 def hourly(place: Path) -> dict[str, np.ndarray]:
@@ -116,8 +116,8 @@ def five_minutes(place: Path) -> dict[str, tuple[np.ndarray, int]]:
     out["openb_short_pods"] = (openb(place, 300), 1)
     requests = pd.read_csv(place / "nab_requests_5min.csv.gz")
     ten = [requests[requests.series == name].value.to_numpy(float) for name in requests.series.unique()]
-    count = min(35 * 288, *(len(one) for one in ten))
-    total = np.sum([one[:count] / one.mean() for one in ten], axis=0)
+    count = min(35 * 288, *(len(counts) for counts in ten))
+    total = np.sum([counts[:count] / counts.mean() for counts in ten], axis=0)
     out["requests_diurnal"] = (_as_gpus(total, 80), 4)
     out["requests_bursty"] = (_as_gpus(ten[1][:count], 20), 1)
     rides = pd.read_csv(place / "nab_taxi_30min.csv.gz").value.to_numpy(float)[: 35 * 48]

@@ -51,8 +51,8 @@ SHOWN = (
 
 
 def option(name, default):
-    found = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")]
-    return found[0] if found else default
+    values = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")]
+    return values[0] if values else default
 
 
 def loop():
@@ -62,9 +62,9 @@ def loop():
         print(f"bench: no loop at {path}; name its folder with --judges=DIR", file=sys.stderr)
         sys.exit(3)
     spec = importlib.util.spec_from_file_location("spend_anomaly_bench", path)
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def ours(cost, gpus):
@@ -104,7 +104,7 @@ class Book:
             if known[at] and value > 0
         ]
         self._seen = {("pool", at * HOUR): float(known[at]) for at in range(len(gpus))}
-        self.found = []
+        self.findings = []
 
     @contextmanager
     def unit(self):
@@ -120,7 +120,7 @@ class Book:
         return []
 
     def workloads(self, ids):
-        return {one: WorkloadFacts(one, "slurm", None, None, "job", {"team": "team"}) for one in ids}
+        return {number: WorkloadFacts(number, "slurm", None, None, "job", {"team": "team"}) for number in ids}
 
     def hourly_use(self, _start, _end):
         return self._uses
@@ -132,8 +132,8 @@ class Book:
         return []
 
     def put(self, findings):
-        self.found = list(findings)
-        return len(self.found)
+        self.findings = list(findings)
+        return len(self.findings)
 
     def drop(self, _keys):
         pass
@@ -147,8 +147,8 @@ def ledger(cost, gpus):
     book = Book(cost, gpus)
     find_anomalies(book, len(gpus) * HOUR)
     flags = np.zeros(len(gpus))
-    for one in book.found:
-        flags[one.since_ms // HOUR : -(-one.until_ms // HOUR)] = 1
+    for finding in book.findings:
+        flags[finding.since_ms // HOUR : -(-finding.until_ms // HOUR)] = 1
     return flags
 
 
@@ -172,39 +172,39 @@ def measured(judge_loop, items, budget):
         best = None
         part = [item for item in items if item[0] in tune]
         for threshold, hours in itertools.product(grid, (1, 2, 4, 8)):
-            found = judge_loop.evaluate(part, threshold, hours)
-            if found["clean_fa"] <= budget and (best is None or found["recall"] > best[0]):
-                best = (found["recall"], threshold, hours)
+            measured = judge_loop.evaluate(part, threshold, hours)
+            if measured["clean_fa"] <= budget and (best is None or measured["recall"] > best[0]):
+                best = (measured["recall"], threshold, hours)
         if best is not None:
             parts.append(judge_loop.evaluate([item for item in items if item[0] in test], *best[1:]))
     return pd.DataFrame(parts).mean().to_dict()
 
 
-def row(name, group, found):
-    cells = " | ".join(f"{found.get(key, float('nan')):.2f}" for key in SHOWN)
+def row(name, group, measured):
+    cells = " | ".join(f"{measured.get(key, float('nan')):.2f}" for key in SHOWN)
     print(f"| {name} | {group} | {cells} |", flush=True)
 
 
 def main() -> int:
     judge_loop, place = loop(), folder()
-    seeds = [int(one) for one in option("seeds", "0,1").split(",")]
+    seeds = [int(seed) for seed in option("seeds", "0,1").split(",")]
     rivals = judge_loop.DET if "--all" in sys.argv else {name: judge_loop.DET[name] for name in QUICK}
-    found = list(cases(judge_loop, place, seeds))
-    print(f"seeds {seeds}, {len({case[0] for case in found})} series, 1 false alarm per team and month\n")
+    labelled = list(cases(judge_loop, place, seeds))
+    print(f"seeds {seeds}, {len({case[0] for case in labelled})} series, 1 false alarm per team and month\n")
     print(f"| detector | series | {' | '.join(SHOWN)} |\n|{'---|' * (len(SHOWN) + 2)}")
     for name, detector in {"gpuledger": ours, "gpuledger, curve only": curve_only, **rivals}.items():
         started = time.process_time()
-        items = [(series, copy, detector(cost, gpus), events) for series, copy, cost, gpus, events in found]
+        items = [(series, copy, detector(cost, gpus), events) for series, copy, cost, gpus, events in labelled]
         seconds = time.process_time() - started
         for group in ("all", "serving", "research"):
             part = [item for item in items if group in ("all", item[0].partition(":")[0])]
             row(name, group, measured(judge_loop, part, 1.0))
         print(f"<!-- {name}: {1000 * seconds / len(items):.0f} ms a series -->")
-    items = [(series, copy, shipped(cost, gpus), events) for series, copy, cost, gpus, events in found]
+    items = [(series, copy, shipped(cost, gpus), events) for series, copy, cost, gpus, events in labelled]
     for group in ("all", "serving", "research"):
         part = [item for item in items if group in ("all", item[0].partition(":")[0])]
         row(f"as shipped ({TUNED.threshold})", group, judge_loop.evaluate(part, 0.5, 1))
-    items = [(series, copy, ledger(cost, gpus), events) for series, copy, cost, gpus, events in found]
+    items = [(series, copy, ledger(cost, gpus), events) for series, copy, cost, gpus, events in labelled]
     for group in ("all", "serving", "research"):
         part = [item for item in items if group in ("all", item[0].partition(":")[0])]
         row("from the ledger", group, judge_loop.evaluate(part, 0.5, 1))

@@ -35,8 +35,8 @@ Q = np.array(QUANTILES)
 
 def origins(count, horizon):
     step, many = (18, 22) if horizon == 24 else (36, 8)
-    found = [count - horizon - step * back for back in range(many)][::-1]
-    return [origin for origin in found if origin >= max(192, 2 * horizon + 1)]
+    latest_first = (count - horizon - step * back for back in range(many))
+    return [origin for origin in sorted(latest_first) if origin >= max(192, 2 * horizon + 1)]
 
 
 def ours(settings=None, lives=None):
@@ -46,7 +46,7 @@ def ours(settings=None, lives=None):
         series = [
             Series(name, (at - len(past)) * HOUR, HOUR, past) for past, (name, at) in zip(pasts, due, strict=True)
         ]
-        return [one.values for one in forecast(series, horizon, settings=settings, workloads=lives)]
+        return [result.values for result in forecast(series, horizon, settings=settings, workloads=lives)]
 
     return run
 
@@ -69,8 +69,8 @@ def classical(make):
     def run(pasts, horizon, _):
         out = []
         for y in pasts:
-            made = make(horizon).forecast(y=y.astype(float), h=horizon, level=[80, 90])
-            out.append(np.stack([made["lo-80"], made["mean"], made["hi-80"], made["hi-90"]], axis=1))
+            predicted = make(horizon).forecast(y=y.astype(float), h=horizon, level=[80, 90])
+            out.append(np.stack([predicted[name] for name in ("lo-80", "mean", "hi-80", "hi-90")], axis=1))
         return out
 
     return run
@@ -80,7 +80,7 @@ def methods(quick, models):
     from statsforecast.models import MSTL, AutoETS, AutoTheta, Naive
     from statsforecast.utils import ConformalIntervals
 
-    found = {
+    methods = {
         "gpuledger": ours(),
         "EmpNaive": empirical,
         "Naive + conformal": classical(
@@ -90,39 +90,39 @@ def methods(quick, models):
     }
     if models:
         known = {name: lives(frame) for name, frame in workloads(folder()).items()}
-        found["gpuledger + workloads"] = ours(lives=known)
-        found["workloads alone"] = ours(settings_for("workloads"), known)
-        found["gpuledger + boosted"] = ours(
+        methods["gpuledger + workloads"] = ours(lives=known)
+        methods["workloads alone"] = ours(settings_for("workloads"), known)
+        methods["gpuledger + boosted"] = ours(
             replace(ForecastSettings(), prior=(*ForecastSettings().prior, ("boosted", 1.0)))
         )
-        found["boosted alone"] = ours(settings_for("boosted"))
+        methods["boosted alone"] = ours(settings_for("boosted"))
     if not quick:
-        found["AutoETS (24)"] = classical(lambda _: AutoETS(season_length=24))
-        found["AutoTheta (24)"] = classical(lambda _: AutoTheta(season_length=24))
-        found["MSTL (24, 168)"] = classical(lambda _: MSTL(season_length=[24, 168]))
-    return found
+        methods["AutoETS (24)"] = classical(lambda _: AutoETS(season_length=24))
+        methods["AutoTheta (24)"] = classical(lambda _: AutoTheta(season_length=24))
+        methods["MSTL (24, 168)"] = classical(lambda _: MSTL(season_length=[24, 168]))
+    return methods
 
 
 def judge(method, series, horizon):
     """Per series (loss, sum of |actual|, coverages) and milliseconds per forecast."""
-    found = {name: [] for name in series}
-    seconds, made = 0.0, 0
+    scores = {name: [] for name in series}
+    seconds, count = 0.0, 0
     rounds = max(len(origins(len(y), horizon)) for y in series.values())
     for number in range(rounds):
         due = [(name, y, at[number]) for name, y in series.items() if number < len(at := origins(len(y), horizon))]
         started = time.process_time()
         answers = method([y[max(0, at - CAP) : at] for _, y, at in due], horizon, [(name, at) for name, _, at in due])
-        seconds, made = seconds + time.process_time() - started, made + len(due)
+        seconds, count = seconds + time.process_time() - started, count + len(due)
         for (name, y, at), answer in zip(due, answers, strict=True):
             actual, values = y[at : at + horizon], np.maximum(answer, 0)
             error = actual[:, None] - values
             loss = np.maximum(Q * error, (Q - 1) * error).sum()
-            found[name].append((loss, np.abs(actual).sum(), (error <= 1e-9).mean(0)))
+            scores[name].append((loss, np.abs(actual).sum(), (error <= 1e-9).mean(0)))
     out = {
         name: (2 * sum(r[0] for r in rows) / 4, sum(r[1] for r in rows), np.mean([r[2] for r in rows], axis=0))
-        for name, rows in found.items()
+        for name, rows in scores.items()
     }
-    return out, 1000 * seconds / made
+    return out, 1000 * seconds / count
 
 
 def main() -> int:
@@ -154,8 +154,8 @@ def main() -> int:
         each = " | ".join(f"{relative(name, part):.3f}" for part in parts)
         overall = f"{relative(name, used):.3f} | {pooled:.4f} | {cover[2]:.3f} | {cover[3]:.3f}"
         print(f"| {name} | {overall} | {each} | {ms:.1f} |")
-    mine = ("gpuledger", "workloads", "boosted")
-    rivals = [name for name in results if not name.startswith(mine)]
+    own = ("gpuledger", "workloads", "boosted")
+    rivals = [name for name in results if not name.startswith(own)]
     best = min(rivals, key=lambda name: relative(name, used))
     print(f"\nours / best baseline ({best}): {relative('gpuledger', used) / relative(best, used):.3f}")
     if "AutoETS (24)" in results:

@@ -84,13 +84,13 @@ class Day:
 
     def fill(self):
         for row in range(0, ROWS, 2):
-            for one in (row, row + 1):
+            for gpu in (row, row + 1):
                 at = 0
                 while at < DAY - 30:
-                    at = self.segment(one, at)
-                self.put(one, "active", at, DAY)
+                    at = self.segment(gpu, at)
+                self.put(gpu, "active", at, DAY)
                 for restart in self.rng.integers(0, DAY * PER_MINUTE - 8, 2):
-                    self.lost[one, restart : restart + 6] = True
+                    self.lost[gpu, restart : restart + 6] = True
         return self
 
     def segment(self, row, at):
@@ -201,8 +201,8 @@ class Day:
 
         rolled = {name: mean(values) for name, values in self.samples.items() if name != "slowed"}
         zero = np.where(np.isfinite(self.samples["utilization"]), self.samples["utilization"] <= 0, NAN)
-        one = {"memory_total": 80 * GIB, "memory_floor": 0.6 * GIB, "idle_watts": 70.0, "limit_watts": 700.0}
-        card = {name: np.full(ROWS, value) for name, value in one.items()}
+        facts = {"memory_total": 80 * GIB, "memory_floor": 0.6 * GIB, "idle_watts": 70.0, "limit_watts": 700.0}
+        card = {name: np.full(ROWS, value) for name, value in facts.items()}
         return Minutes(
             start_ms=MONDAY,
             seen=seen,
@@ -223,22 +223,22 @@ def labelled(seed):
     minutes = day.minutes()
     started = time.process_time()
     verdict = classify(minutes)
-    found = idle_episodes(minutes, verdict)
+    episodes = idle_episodes(minutes, verdict)
     seconds = time.process_time() - started
-    said = np.full((ROWS, DAY), "", dtype=object)
+    flagged_state = np.full((ROWS, DAY), "", dtype=object)
     flagged = []
-    for one in found:
-        said[one.row, one.since : one.end] = one.state.name.lower()
-        flagged.append((one.row, one.flagged, one.state.name.lower()))
+    for episode in episodes:
+        flagged_state[episode.row, episode.since : episode.end] = episode.state.name.lower()
+        flagged.append((episode.row, episode.flagged, episode.state.name.lower()))
     known = minutes.seen.copy()
     for row, name, begin, _ in day.begins:
         if name == "long pauses":  # nobody can know of a rhythm before it has come back
             known[row, begin : begin + LEARNT] = False
-    print(f"seed {seed}: {ROWS} GPU-days, {len(found)} episodes, {len(found) / ROWS:.1f} flags a GPU-day\n")
+    print(f"seed {seed}: {ROWS} GPU-days, {len(episodes)} episodes, {len(episodes) / ROWS:.1f} flags a GPU-day\n")
     print("| state | segments | precision | recall | median minutes to the flag | goal |\n|---|---|---|---|---|---|")
     for state in (*sorted(STRICT), "throttled", "data_starved", "hollow", "underused", "faulty"):
-        truth, mine = (day.truth == state) & known, (said == state) & known
-        both = (truth & mine).sum()
+        truth, ours = (day.truth == state) & known, (flagged_state == state) & known
+        both = (truth & ours).sum()
         waits = [
             at - begin
             for row, name, begin, end in day.begins
@@ -248,7 +248,7 @@ def labelled(seed):
         ]
         goal = "0.95 / 0.90" if state in STRICT else "0.80" if state in {"throttled", "data_starved", "hollow"} else ""
         print(
-            f"| {state} | {day.counts[state]} | {both / max(1, mine.sum()):.3f} | {both / max(1, truth.sum()):.3f} "
+            f"| {state} | {day.counts[state]} | {both / max(1, ours.sum()):.3f} | {both / max(1, truth.sum()):.3f} "
             f"| {np.median(waits) if waits else NAN:.0f} | {goal} |"
         )
     print("\n| left alone | segments | flagged segments |\n|---|---|---|")
@@ -301,13 +301,13 @@ def real(place):
         **absent,
         **card,
     )
-    found = [one for one in idle_episodes(minutes, classify(minutes)) if one.state is State.GONE_IDLE]
-    soon = [one for one in found if not one.ongoing and one.end - one.flagged <= 30]
-    hours = sum(one.end - one.since for one in found) / 60
+    episodes = [episode for episode in idle_episodes(minutes, classify(minutes)) if episode.state is State.GONE_IDLE]
+    soon = [episode for episode in episodes if not episode.ongoing and episode.end - episode.flagged <= 30]
+    hours = sum(episode.end - episode.since for episode in episodes) / 60
     pod_hours = np.isfinite(util).sum() / 60
     print(f"\nreal day, {rows} pods, {pod_hours:.0f} pod-hours, warm replicas judged as if they were jobs:")
-    share = 100 * len(soon) / max(1, len(found))
-    print(f"{len(found)} episodes, {hours:.0f} GPU-hours, {share:.0f} % end within 30 minutes of the flag")
+    share = 100 * len(soon) / max(1, len(episodes))
+    print(f"{len(episodes)} episodes, {hours:.0f} GPU-hours, {share:.0f} % end within 30 minutes of the flag")
     low, known = util <= 0.01, np.isfinite(util)
     print("\n| idle so far (minutes) | foretold | observed | gaps | off by |\n|---|---|---|---|---|")
     halves = [np.arange(rows) % 2 == side for side in (0, 1)]

@@ -72,10 +72,10 @@ def table(traces):
         for delay in DELAYS:
             for cap in CAPS:
                 started = time.process_time()
-                found, done = judged(demand, delay, cap)
+                outcomes, done = judged(demand, delay, cap)
                 seconds.append(time.process_time() - started)
-                ours, tuned = found["gpuledger"], found["reactive-tuned"]
-                each = [cut(ours.wait, found[f"reactive-{rival}"].wait) for rival in ("tuned", "daily", "hindsight")]
+                ours, tuned = outcomes["gpuledger"], outcomes["reactive-tuned"]
+                each = [cut(ours.wait, outcomes[f"reactive-{rival}"].wait) for rival in ("tuned", "daily", "hindsight")]
                 shown = " | ".join("both 0" if value is None else f"{value:.0f} %" for value in each)
                 days = done.judged.sum() / 288
                 ahead = f"{done.predictive_days}/{done.judged_days}"
@@ -137,9 +137,9 @@ def picture(demand, title, path):
     for number, delay in enumerate(DELAYS):
         points = {policy: [] for policy in COLOURS}
         for cap in FRONTIER:
-            found, _ = judged(demand, delay, cap)
+            outcomes, _ = judged(demand, delay, cap)
             for policy, kept in points.items():
-                outcome = found[policy]
+                outcome = outcomes[policy]
                 point = (outcome.capacity / outcome.demand, 1000 * outcome.wait / outcome.demand)
                 if point not in kept:
                     kept.append(point)
@@ -182,9 +182,9 @@ def panel(left, title, points):
             line = " ".join(f"{x(cost):.1f},{y(wait):.1f}" for cost, wait in ordered)
             out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for cost, wait in ordered:
-            said = f"{WORDS[policy]}: {cost:.3f} x demand, {wait:.3g} per 1,000 wait"
+            tooltip = f"{WORDS[policy]}: {cost:.3f} x demand, {wait:.3g} per 1,000 wait"
             out.append(
-                f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4" fill="{colour}"><title>{said}</title></circle>'
+                f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4" fill="{colour}"><title>{tooltip}</title></circle>'
             )
             if cost > DEAREST:
                 out.append(
