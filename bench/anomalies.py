@@ -19,13 +19,15 @@ import time
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
 
 from bench._traces import folder
 from gpuledger_collector.accounting.attribution import WorkloadFacts
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.insight.anomalies import TUNED, detect, limits, price_rises
 from gpuledger_collector.insight.findings import WorkloadUsage
 from gpuledger_collector.insight.series import Series
@@ -107,45 +109,34 @@ class Book:
         self.findings = []
 
     @contextmanager
-    def unit(self):
+    def transaction(self, _lock):
         yield self
 
-    def prices(self):
-        return self._prices
+    def stores(self):
+        """Stand-ins for the storage modules that the search calls, each function with the connection first."""
+        facts = {1: WorkloadFacts(1, "slurm", None, None, "job", {"team": "team"})}
+        return {
+            "minutes": SimpleNamespace(hourly_use=lambda *_: self._uses, coverage=lambda *_: self._seen),
+            "findings": SimpleNamespace(overlapping=lambda *_: [], drop=_ignore, set_progress=_ignore, put=self._put),
+            "price_book": SimpleNamespace(current=lambda _: PriceBook(self._prices)),
+            "rules": SimpleNamespace(current=lambda _: []),
+            "workloads": SimpleNamespace(facts=lambda *_: facts),
+        }
 
-    def purchase_choices(self):
-        return []
-
-    def rules(self):
-        return []
-
-    def workloads(self, ids):
-        return {number: WorkloadFacts(number, "slurm", None, None, "job", {"team": "team"}) for number in ids}
-
-    def hourly_use(self, _start, _end):
-        return self._uses
-
-    def coverage(self, _start, _end):
-        return self._seen
-
-    def overlapping(self, *_):
-        return []
-
-    def put(self, findings):
+    def _put(self, _connection, findings):
         self.findings = list(findings)
         return len(self.findings)
 
-    def drop(self, _keys):
-        pass
 
-    def set_mark(self, _kind, _until):
-        pass
+def _ignore(*_):
+    pass
 
 
 def ledger(cost, gpus):
     """Hours of the episodes that the search in the ledger keeps."""
     book = Book(cost, gpus)
-    find_anomalies(book, len(gpus) * HOUR)
+    with patch.multiple("gpuledger_collector.jobs.find_anomalies", **book.stores()):
+        find_anomalies(book, len(gpus) * HOUR)
     flags = np.zeros(len(gpus))
     for finding in book.findings:
         flags[finding.since_ms // HOUR : -(-finding.until_ms // HOUR)] = 1
