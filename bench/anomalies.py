@@ -1,6 +1,6 @@
 """Spending anomalies: our detector in the loop that measured the others, on the same series, injections and budget.
 
-Hourly GPUs of 8 research teams and 8 inference services, 31 days, 14 of them history, with labelled injections
+Hourly GPUs of 8 research teams and 8 inference services, 31 days, 14 of them history, with labeled injections
 (runaway, retry storm, plateau, leak, price; a weekly batch and missing hours that are none). Threshold and persistence
 of each detector are chosen on half of the series for at most one false alarm per team and month on the clean copies and
 measured on the other half. `as shipped` are our flags with the thresholds that the product ships; `from the ledger` are
@@ -180,22 +180,22 @@ def main() -> int:
     judge_loop, place = loop(), folder()
     seeds = [int(seed) for seed in option("seeds", "0,1").split(",")]
     rivals = judge_loop.DET if "--all" in sys.argv else {name: judge_loop.DET[name] for name in QUICK}
-    labelled = list(cases(judge_loop, place, seeds))
-    print(f"seeds {seeds}, {len({case[0] for case in labelled})} series, 1 false alarm per team and month\n")
+    labeled = list(cases(judge_loop, place, seeds))
+    print(f"seeds {seeds}, {len({case[0] for case in labeled})} series, 1 false alarm per team and month\n")
     print(f"| detector | series | {' | '.join(SHOWN)} |\n|{'---|' * (len(SHOWN) + 2)}")
     for name, detector in {"gpuledger": ours, "gpuledger, curve only": curve_only, **rivals}.items():
         started = time.process_time()
-        items = [(series, copy, detector(cost, gpus), events) for series, copy, cost, gpus, events in labelled]
+        items = [(series, copy, detector(cost, gpus), events) for series, copy, cost, gpus, events in labeled]
         seconds = time.process_time() - started
         for group in ("all", "serving", "research"):
             part = [item for item in items if group in ("all", item[0].partition(":")[0])]
             row(name, group, measured(judge_loop, part, 1.0))
         print(f"<!-- {name}: {1000 * seconds / len(items):.0f} ms a series -->")
-    items = [(series, copy, shipped(cost, gpus), events) for series, copy, cost, gpus, events in labelled]
+    items = [(series, copy, shipped(cost, gpus), events) for series, copy, cost, gpus, events in labeled]
     for group in ("all", "serving", "research"):
         part = [item for item in items if group in ("all", item[0].partition(":")[0])]
         row(f"as shipped ({TUNED.threshold})", group, judge_loop.evaluate(part, 0.5, 1))
-    items = [(series, copy, ledger(cost, gpus), events) for series, copy, cost, gpus, events in labelled]
+    items = [(series, copy, ledger(cost, gpus), events) for series, copy, cost, gpus, events in labeled]
     for group in ("all", "serving", "research"):
         part = [item for item in items if group in ("all", item[0].partition(":")[0])]
         row("from the ledger", group, judge_loop.evaluate(part, 0.5, 1))

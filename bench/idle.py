@@ -1,4 +1,4 @@
-"""Idle accelerators on labelled minutes and on a real serving day: who is found, who is rightly left alone, how fast.
+"""Idle accelerators on labeled minutes and on a real serving day: precision, recall, wrong flags, time to the flag.
 
 The generator makes 300 GPU-days of 15 s samples (1 % lost, two agent restarts a day and accelerator), rolled into
 minutes as the collector rolls them: segments of ten states and nine guard cases in random order, each with its true
@@ -218,7 +218,7 @@ class Day:
         )
 
 
-def labelled(seed):
+def labeled(seed):
     day = Day(seed).fill()
     minutes = day.minutes()
     started = time.process_time()
@@ -329,7 +329,7 @@ def real(place):
 
 def main() -> int:
     asked = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--seed=")]
-    labelled(int(asked[0]) if asked else 1)
+    labeled(int(asked[0]) if asked else 1)
     real(folder())
     return 0
 

@@ -1,6 +1,6 @@
 """Capacity policies on the open traces: wait against cost, at two delays and two budgets.
 
-The same back-test as `gpuledger scale backtest`: ten days of history, the rest judged, GPUs fractional. Cut is how much
+The same backtest as `gpuledger scale backtest`: ten days of history, the rest judged, GPUs fractional. Cut is how much
 less demand waited than under the rival. `tuned`: the best of 144 reactive settings on the history within the budget,
 fixed; `daily`: the same, chosen anew each day (what is left beyond it is the forecast's); `hindsight`: the best on the
 judged part itself. `--pictures=DIR` draws wait against cost, one picture per trace with a panel for each delay.
@@ -100,7 +100,7 @@ def table(traces):
         )
     print(f"\nharmful (wait > 1.05 x tuned or cost > 1.02 x tuned): {', '.join(harmful) or 'none'}")
     print(f"busier (actions > 1.25 x tuned): {', '.join(busy) or 'none'}")
-    print(f"median {statistics.median(seconds):.1f} s of CPU per back-test of {len(traces)} traces")
+    print(f"median {statistics.median(seconds):.1f} s of CPU per backtest of {len(traces)} traces")
 
 
 def against_defaults(traces):

@@ -9,7 +9,7 @@ hour itself), with the quantile of its standardized errors; their scale is a lin
 errors.
 
 A linear model sees a daily ramp as well as boosted trees do, and is fitted in milliseconds, which lets every pool run
-its own back-test each day.
+its own backtest each day.
 """
 
 from __future__ import annotations
