@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.remote_write import RemoteIntake
+    from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.ingest.batches.commit import GroupCommit
     from gpuledger_collector.ingest.batches.store import EnsurePartitions
     from gpuledger_collector.ingest.batches.validate import Accepted
@@ -129,13 +130,13 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     """App and writers over a database. Nothing is started."""
 
     from gpuledger_collector.accounting.placement import Placement
-    from gpuledger_collector.api import acks, app, queue, reads, remote_write, samples, series
+    from gpuledger_collector.api import acks, app, remote_write
     from gpuledger_collector.api.auth.keys import FileTokens, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
+    from gpuledger_collector.api.context import ReadContext
     from gpuledger_collector.api.intake import Intake
     from gpuledger_collector.api.limits import Quota
     from gpuledger_collector.api.metrics import Metrics
-    from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.batches.store import Store
     from gpuledger_collector.ingest.remote_write.store import RemoteStore
@@ -146,10 +147,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
 
     metrics = Metrics()
     if settings.scaling_gauge_delay_seconds:
-        fleet, delay_s = reads.Fleet(lambda: opened.engine, clock), settings.scaling_gauge_delay_seconds
-        metrics.registry.register(
-            ScalingGauge(lambda: reads.desired_of(fleet, delay_s), outcomes=lambda: reads.outcomes_of(fleet))
-        )
+        metrics.registry.register(scaling_gauge(settings, opened, clock))
 
     writing = opened.as_application("gpuledger-ingest", INGEST_SESSION)
 
@@ -191,7 +189,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, writing.connect, clock, limits, on_flush), quota)
-    readers = reads.Reads(opened, lambda: opened.engine, clock, keys)
+    context = ReadContext(opened, clock, keys)
     leaving = threading.Event()
     readiness = Readiness(
         settings.data_dir if opened.server is not None else None,
@@ -201,12 +199,9 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         lambda: count_partitions(opened),
         partitions.MAX_PARTITIONS,
     )
-    application = app.create(intake, remote, metrics, readiness.problem, readers, leaving.is_set, readiness.note)
-    application.include_router(queue.router(intake, readers.ledger))
-    application.include_router(series.router(readers))
-    application.include_router(samples.router(readers))
+    application = app.create(intake, remote, metrics, readiness.problem, context, leaving.is_set, readiness.note)
     if (links := ack_links(settings)) is not None:
-        application.include_router(acks.router(links, readers.ledger, clock))
+        application.include_router(acks.router(links, opened, clock))
     return Collector(application, intake, remote, commit, metrics, leaving, readiness)
 
 
@@ -240,12 +235,21 @@ def max_age_ms(settings: Settings) -> int | None:
     return settings.max_evidence_age_days * 86_400_000 or None
 
 
-def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable[[str, int | None], Mapping[str, Any]]:
-    """What GET /v1/scaling/{pool} says of a pool and a delay in seconds, HTTPException where it says no number."""
-    from gpuledger_collector.api.reads import Fleet, guarded, scaling_of
+def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], dt.datetime]) -> ScalingGauge:
+    """The gauge of every pool's desired GPUs."""
+    from gpuledger_collector.api.scaling_gauge import ScalingGauge
+    from gpuledger_collector.services import scaling_advice
 
-    fleet = Fleet(lambda: opened.engine, clock)
-    return lambda pool, delay_s: guarded(lambda: scaling_of(fleet, pool, delay_s))
+    def desired() -> Mapping[str, float]:
+        with opened.engine.connect() as connection:
+            now_ms = round(clock().timestamp() * 1000)
+            return scaling_advice.desired_gpus(connection, now_ms, settings.scaling_gauge_delay_seconds)
+
+    def outcomes() -> Mapping[tuple[str, str], float]:
+        with opened.engine.connect() as connection:
+            return scaling_advice.outcome_gpu_seconds(connection, round(clock().timestamp() * 1000))
+
+    return ScalingGauge(desired, outcomes=outcomes)
 
 
 def presence(opened: Database, last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None) -> Presence:

@@ -9,7 +9,7 @@ import pytest
 
 from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.api.scaling_gauge import AGAIN_SECONDS, DEAD_SECONDS, RETRY_SECONDS, ScalingGauge
+from gpuledger_collector.api.scaling_gauge import EXPIRE_SECONDS, REFRESH_SECONDS, RETRY_SECONDS, ScalingGauge
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
@@ -110,7 +110,7 @@ def test_a_scrape_never_waits_and_looks_again_in_time(steered):
     assert scrape() == {"a": 4.0}
     assert made.begun == 1
     made.answer = {"b": 1.0}
-    clock[0] += AGAIN_SECONDS + 1
+    clock[0] += REFRESH_SECONDS + 1
     scrape()
     settle()
     assert (scrape(), made.begun) == ({"b": 1.0}, 2)
@@ -123,11 +123,11 @@ def test_what_cannot_be_renewed_dies(steered):
     settle()
     made.answer = OSError("away")
     for _ in range(3):
-        clock[0] += AGAIN_SECONDS + 1 if made.begun == 1 else RETRY_SECONDS + 1
+        clock[0] += REFRESH_SECONDS + 1 if made.begun == 1 else RETRY_SECONDS + 1
         assert scrape() == {"a": 4.0}
         settle()
     assert made.begun == 4
-    clock[0] = 1000.0 + DEAD_SECONDS + 1
+    clock[0] = 1000.0 + EXPIRE_SECONDS + 1
     assert scrape() == {}
     settle()
     made.answer = {"a": 5.0}

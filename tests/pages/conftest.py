@@ -14,9 +14,9 @@ from fakes.postgres import database, dsn, postgres
 from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import ANYBODY
-from gpuledger_collector.api.reads import Reads
+from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.database import Database, connect
+from gpuledger_collector.storage.database import Database
 
 __all__ = ["database", "dsn", "fleet", "ledger", "postgres", "run", "written"]
 
@@ -70,11 +70,11 @@ def furnished(fleet, run):
 @pytest.fixture
 def reads(dsn):
     """What the pages read, with a clock that stands in the last night of October."""
-    engine = connect(dsn)
-    book = tokens.TokenStore(Database(dsn))
+    database = Database(dsn)
+    book = tokens.TokenStore(database)
     keys = Keys(book, lambda: int(OCTOBER_NIGHT.timestamp() * 1000))
-    yield Reads(Database(dsn), lambda: engine, lambda: OCTOBER_NIGHT, keys)
-    engine.dispose()
+    yield ReadContext(database, lambda: OCTOBER_NIGHT, keys)
+    database.close()
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def overview(reads):
     """The overview page as a reader sees it, with the forecast made."""
 
     def make(who=ANYBODY):
-        outlook = pages.Outlook(lambda: pages.pools_of(reads))
-        outlook.at(reads.now_ms, patience=60)
-        return pages.overview_of(reads, outlook, "http://127.0.0.1:8440", who)
+        outlook = pages.HourlyCache(lambda: pages.forecast_outlook(reads))
+        outlook.get(reads.now_ms, wait_s=60)
+        return pages.render_overview(reads, outlook, "http://127.0.0.1:8440", who)
 
     return make
 

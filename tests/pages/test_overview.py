@@ -80,11 +80,11 @@ def test_a_viewer_sees_its_own_part(rated, overview, reads):
     assert part.faults == []
     assert "vision/detector" in part.text
     owner = {"team": "vision"}
-    assert "vision" in pages.statement_page(reads, "team", "vision", "2025-10", Principal("viewer", "v", owner=owner))
+    assert "vision" in pages.render_statement(reads, "team", "vision", "2025-10", Principal("viewer", "v", owner=owner))
     for level, other in (("team", HOSTILE), ("project", "detector"), ("org", "(unattributed)")):
         with pytest.raises(Denied):
-            pages.statement_page(reads, level, other, "2025-10", Principal("viewer", "v", owner=owner))
-    listed = Page(pages.index_of(reads, "team", "2025-10", Principal("viewer", "v", owner=owner)))
+            pages.render_statement(reads, level, other, "2025-10", Principal("viewer", "v", owner=owner))
+    listed = Page(pages.render_statement_index(reads, "team", "2025-10", Principal("viewer", "v", owner=owner)))
     assert [row[0] for row in listed.table("team").rows[1:]] == ["vision"]
 
 
@@ -96,7 +96,7 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
     run("chargeback", "--from", "2025-10-01", "--to", "2026-01-01")
     ((booked_ms, lines),) = rated.rows("SELECT booked_day_ms, count(*) FROM correction GROUP BY 1")
     reads.clock = lambda: dt.datetime.fromtimestamp(booked_ms / 1000 + 3600, dt.UTC)
-    page = Page(pages.overview_of(reads, pages.Outlook(list), "", Principal("admin", "a")))
+    page = Page(pages.render_overview(reads, pages.HourlyCache(list), "", Principal("admin", "a")))
     assert page.faults == []
     assert f"{lines} lines correct months that are closed (0.00 USD in sum)" in page.text
     assert "2025-10 is the last closed month" in page.text
@@ -198,11 +198,11 @@ def _away(*_):
 
 def test_it_is_fast(rated, reads):
     """The quickest of eleven, for others use this machine: a page does not wait for the forecast."""
-    outlook = pages.Outlook(lambda: time.sleep(60) or [])
+    outlook = pages.HourlyCache(lambda: time.sleep(60) or [])
     taken = []
     for _ in range(11):
         began = time.perf_counter()
-        pages.overview_of(reads, outlook, "", Principal("admin", "a"))
+        pages.render_overview(reads, outlook, "", Principal("admin", "a"))
         taken.append(time.perf_counter() - began)
     assert min(taken) < 0.25, taken
     assert max(taken) < 30, taken
@@ -218,20 +218,20 @@ def test_the_forecast_is_made_once_an_hour_and_not_waited_for():
         made.append(1)
         if len(made) == 2:
             raise RuntimeError("no")
-        return [pages.Pool(f"p{len(made)}", (1.0,), (), "", 0)]
+        return [pages.PoolOutlook(f"p{len(made)}", (1.0,), (), "", 0)]
 
-    outlook = pages.Outlook(work)
+    outlook = pages.HourlyCache(work)
     hour = 3_600_000
-    assert [one.name for one in outlook.at(0, patience=60)] == ["p1"]
-    assert outlook.at(hour - 1)[0].name == "p1"
+    assert [one.name for one in outlook.get(0, wait_s=60)] == ["p1"]
+    assert outlook.get(hour - 1)[0].name == "p1"
     assert len(made) == 1
     may_go.clear()
     for _ in range(2):  # the second try fails, the third does not
-        assert outlook.at(hour)[0].name == "p1"
+        assert outlook.get(hour)[0].name == "p1"
         may_go.set()
-        outlook.working.join(60)
+        outlook.thread.join(60)
         may_go.clear()
-    assert outlook.at(hour)[0].name == "p3"
+    assert outlook.get(hour)[0].name == "p3"
     assert len(made) == 3
 
 
@@ -249,6 +249,6 @@ def test_it_is_good_to_look_at(request, overview, pictured, width, dark, what):
 def test_a_pools_chart_has_its_days_under_it():
     """Those of its own hours, of the past and to come."""
     start = parse_instant("2025-10-29T12:00:00Z")
-    one = pages.Pool("p", (1.0,) * 72, ((1.0, 2.0, 3.0),) * 24, "", start)
-    plot = pages._pool(one)["plot"]
+    one = pages.PoolOutlook("p", (1.0,) * 72, ((1.0, 2.0, 3.0),) * 24, "", start)
+    plot = pages._pool_facts(one)["plot"]
     assert re.findall(r">(\d+ [A-Z][a-z]+)</text>", plot) == ["30 Oct", "31 Oct", "1 Nov", "2 Nov"]

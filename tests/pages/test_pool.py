@@ -1,10 +1,8 @@
 """GET /pools/{pool}: the commands' numbers of a pool on one page; for the whole fleet's readers; good to look at."""
 
 import json
-import re
 from urllib.parse import quote
 
-import numpy as np
 import pytest
 
 from fakes.collector import running
@@ -13,7 +11,6 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant, parse
 from gpuledger_collector.api import pool_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.export.plots import dates
-from gpuledger_collector.export.pool_plots import Hour
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
 from gpuledger_collector.storage.capacity.backtests import ForecastStore
@@ -43,33 +40,32 @@ def pool(run, written, reads):
     assert run("import", "usage", written("usage.csv", usage("train", NOW_MS)))[0] == 0
     assert run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")[0] == 0
     assert run("apply", written("pools.toml", '[[pool]]\nname = "train"\nlead_time_s = 1800\nmin_gpus = 20\n'))[0] == 0
-    assert store_forecasts(ForecastStore(reads.engine), NOW_MS) > 0
+    assert store_forecasts(ForecastStore(lambda: reads.database.engine), NOW_MS) > 0
     for hours in (30, 29, 26, 2, 1, 0):
-        advise_scaling(ScalingStore(reads.engine), NOW_MS - hours * HOUR_MS)
+        advise_scaling(ScalingStore(lambda: reads.database.engine), NOW_MS - hours * HOUR_MS)
     return "train"
 
 
-def page_of(reads, pool, who=ANYBODY, look=None):
-    return pool_page.pool_of(reads, pool_page.look_of(reads, pool) if look is None else look, pool, who)
+def page_of(reads, pool, who=ANYBODY):
+    return pool_page.render_pool(reads, pool_page.compute_backtest(reads, pool), pool, who)
 
 
 def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, request):
-    """The back-test row by row, the decisions with their outcomes, the share of hours in their band; its picture."""
+    """The back-test row by row, the last decision, the share of hours in their band; its picture."""
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: OCTOBER_NIGHT)
     text = page_of(reads, pool)
     page = Page(text)
     assert page.faults == []
-    made = json.loads(run("scale", "backtest", "--pool", pool, "--format", "json")[1])
-    policies, _, decisions = (page.table(head).rows for head in ("policy", "hours from now", "made (UTC)"))
-    assert [row[0] for row in policies[1:]] == [pool_page.NAMES[one["policy"]] for one in made["policies"]]
-    for row, one in zip(policies[1:], made["policies"], strict=True):
-        assert (row[1], row[4]) == (f"{one['wait']:,.1f}", f"{one['cost']:,.0f}")
-    told = json.loads(run("scale", "history", "--pool", pool, "--format", "json")[1])
-    assert [float(row[2]) for row in decisions[1:]] == [one["desired_gpus"] for one in told]
-    assert sum("not yet" in row[3] for row in decisions[1:]) == sum(one["wait_gpu_s"] is None for one in told)
-    assert any(one["wait_gpu_s"] is not None for one in told)
+    backtest = json.loads(run("scale", "backtest", "--pool", pool, "--format", "json")[1])
+    rows = page.table("policy").rows[1:]
+    assert [row[0] for row in rows] == [pool_page.NAMES[policy["policy"]] for policy in backtest["policies"]]
+    for row, policy in zip(rows, backtest["policies"], strict=True):
+        assert (row[1], row[4]) == (f"{policy['wait']:,.1f}", f"{policy['cost']:,.0f}")
+    latest = json.loads(run("scale", "history", "--pool", pool, "--format", "json")[1])[0]
+    assert f"Last decision {latest['desired_gpus']:g} GPUs" in page.text
+    assert latest["reason"] in page.text
     (past,) = json.loads(run("forecast", "history", "--pool", pool, "--format", "json")[1])
-    assert f"inside their band {past['inside']:.0%}" in page.text
+    assert f"inside the forecast band {past['inside']:.0%}" in page.text
     assert "Prediction on advice only" in page.text
     assert 'name = "train"\npredict = false' in text.replace("&#34;", '"')
     pictured = request.getfixturevalue("pictured")  # only now: without a Chromium all the rest is still judged
@@ -80,22 +76,22 @@ def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, re
 
 
 def test_a_pool_of_few_days_says_so(run, written, reads):
-    """No back-test, no price, no forecast kept, no decision: sentences, and nothing is zero instead."""
+    """No back-test, no price, no forecast, no decision: sentences, and nothing is zero instead."""
     assert run("import", "usage", written("usage.csv", usage("new", NOW_MS, 2)))[0] == 0
     page = Page(page_of(reads, "new"))
     assert page.faults == []
-    for words in ("No back-test yet: ", "Nothing was decided yet", "inside their band not known", "none was forecast"):
+    for words in ("No back-test yet: ", "Last decision none", "inside the forecast band not known"):
         assert words in page.text, words
 
 
 def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monkeypatch):
     """A viewer of one team does not; an unknown pool is a page with 404; a hostile name is text, and its link works."""
     with pytest.raises(Denied):
-        pool_page.pool_of(reads, None, pool, Principal("viewer", "vision", owner={"team": "vision"}))
+        pool_page.render_pool(reads, None, pool, Principal("viewer", "vision", owner={"team": "vision"}))
     start = format_instant(NOW_MS - HOUR_MS)
     evil = 'workload_id,start,end,gpus,pool\nevil,{},,1,"{}"\n'.format(start, HOSTILE.replace('"', '""'))
     assert run("import", "usage", written("evil.csv", evil))[0] == 0
-    monkeypatch.setattr(pool_page, "look_of", lambda *_: None)  # no thread is to outlive the test
+    monkeypatch.setattr(pool_page, "compute_backtest", lambda *_: None)  # no thread is to outlive the test
     with running(dsn) as collector:
         status, headers, answer = collector.request("GET", "/pools/nowhere")
         assert (status, Page(answer).faults) == (404, [])
@@ -103,42 +99,17 @@ def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monk
             status, headers, answer = collector.request("GET", f"/pools/{name}")
             assert (status, Page(answer).faults) == (200, [])
             assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
-    page = Page(pool_page.pool_of(reads, None, HOSTILE, ANYBODY))
+    page = Page(pool_page.render_pool(reads, None, HOSTILE, ANYBODY))
     assert page.faults == []
     assert HOSTILE in page.text
-    assert "being made" in page.text
+    assert "back-test is running" in page.text
     assert quote(HOSTILE, safe="") in pool_page.html.pool_path(HOSTILE)
 
 
-def test_days_stand_under_the_chart_where_they_begin(pool, reads):
-    """Days (UTC) by their first hour, six at most; those of the page are the days of the hours that it draws."""
+def test_days_stand_under_a_chart_where_they_begin():
+    """Days (UTC) by their first hour, six at most."""
     first = parse_instant("2025-10-30T21:00:00Z")
     assert dates(first, HOUR_MS, 52) == [(3, "31 Oct"), (27, "1 Nov"), (51, "2 Nov")]
     assert dates(first, HOUR_MS, 3) == []
     many = dates(first + 3 * HOUR_MS, HOUR_MS, 8 * 24)
     assert many == [(0, "31 Oct"), (48, "2 Nov"), (96, "4 Nov"), (144, "6 Nov")]
-    text = page_of(reads, pool)
-    plot = text[text.index('<svg class="plot chart') :].partition("</svg>")[0]
-    assert re.findall(r">(\d+ [A-Z][a-z]+)</text>", plot) == ["25 Oct", "27 Oct", "29 Oct", "31 Oct"]
-
-
-def test_a_miss_is_outside_of_the_band_it_had():
-    """Inside, on the edge, outside; an hour without one of both is no miss."""
-    band = (1.0, 2.0, 3.0)
-    assert [Hour(value, band).missed for value in (0.5, 1.0, 2.5, 3.0, 3.5)] == [True, False, False, False, True]
-    assert not Hour(None, band).missed
-    assert not Hour(9.0, None).missed
-
-
-def test_bands_lie_on_the_hours_that_they_speak_of(pool, reads):
-    """The forecast made at midnight stands on the hours of that day, and what came is beside it."""
-    look = pool_page.look_of(reads, pool)
-    hours, now = pool_page.hours_of(look)
-    assert now == 7 * 24
-    last = max(one.origin_ms for one in look.kept)
-    kept = next(one for one in look.kept if one.origin_ms == last)
-    place = now - 1 - (look.hours.end_ms - (last + HOUR_MS)) // HOUR_MS
-    assert hours[place].band is not None
-    assert hours[place].band[1] == kept.values[0][kept.quantiles.index(0.5)]
-    np.testing.assert_allclose([one.actual for one in hours[:now]], look.hours.values[-now:])
-    assert all(one.actual is None and one.band is not None for one in hours[now:])

@@ -1,4 +1,4 @@
-"""The HTTP application: agents' batches, metrics, health."""
+"""The HTTP application: its routes, security headers, and the shortcut for agents' batches."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from gpuledger_collector import __version__
 from gpuledger_collector.api import (
     audit,
     batches,
+    capacity,
     disputes,
     findings,
     handbook,
+    ledger,
     pages,
     pool_page,
-    reads,
+    queue,
     recommendations,
     remote_write,
     runs,
+    samples,
+    series,
 )
+from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext
 from gpuledger_collector.api.intake import Intake
 from gpuledger_collector.api.limits import BodyLimit
 from gpuledger_collector.api.metrics import Metrics
-from gpuledger_collector.api.queue import Queue
 from gpuledger_common.wire import Answer, Batch
 
 
@@ -39,16 +43,16 @@ def create(
     intake: Intake,
     remote: remote_write.RemoteIntake,
     metrics: Metrics,
-    readiness_problems: Callable[[], str | None],
-    ledger: reads.Reads,
-    leaving: Callable[[], bool] = lambda: False,
+    readiness_problem: Callable[[], str | None],
+    context: ReadContext,
+    is_leaving: Callable[[], bool] = lambda: False,
     note: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
-    """The app. `readiness_problems` says in a sentence what keeps this collector from serving, or None; it may block.
+    """Create the application.
 
-    `note`: what does not, and needs a cure all the same.
-
-    `leaving`: whether this collector stops soon. It serves on, and /readyz sends new requests elsewhere.
+    `readiness_problem` returns what prevents serving, in a sentence; it may block. `note` returns what does not prevent
+    it but needs attention. `is_leaving` returns whether the collector stops soon: it still serves, while /readyz sends
+    new requests elsewhere.
     """
     endpoint = batches.create_endpoint(intake)
     app = Application(
@@ -63,36 +67,32 @@ def create(
     app.add_middleware(BodyLimit, exempt={"/v1/batches", "/v1/queue", "/api/v1/write"})
     app.include_router(batches.router(endpoint))
     app.include_router(remote_write.router(remote))
-    app.include_router(reads.router(ledger))
-    app.include_router(findings.router(ledger))
-    app.include_router(recommendations.router(ledger))
-    app.include_router(runs.router(ledger, ledger.ledger.connect))
-    app.include_router(audit.router(ledger))
-    app.include_router(disputes.router(ledger))
-    app.include_router(pages.router(ledger))
-    app.include_router(pool_page.router(ledger))
+    app.include_router(queue.router(intake, context.database))
+    for module in (ledger, capacity, findings, recommendations, runs, audit, disputes, pages, pool_page):
+        app.include_router(module.router(context))
     app.include_router(handbook.router(lambda: describe(app)))
-
-    _operation(app, metrics, readiness_problems, leaving, note)
+    app.include_router(series.router(context))
+    app.include_router(samples.router(context))
+    _add_operation_routes(app, metrics, readiness_problem, is_leaving, note)
 
     @app.exception_handler(RequestValidationError)
-    async def not_valid(_request: Request, error: RequestValidationError) -> Response:
-        """What is wrong with a request, without what it said: that need be neither a number nor a text of JSON."""
-        told = [{"loc": one["loc"], "msg": one["msg"], "type": one["type"]} for one in error.errors()]
-        return Response(json.dumps({"detail": told}), 422, media_type="application/json")
+    async def refuse_invalid(_request: Request, error: RequestValidationError) -> Response:
+        """Say what is wrong with a request without repeating its values, which need not be valid JSON text."""
+        reasons = [{"loc": item["loc"], "msg": item["msg"], "type": item["type"]} for item in error.errors()]
+        return Response(json.dumps({"detail": reasons}), 422, media_type="application/json")
 
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app
 
 
-def _operation(
+def _add_operation_routes(
     app: FastAPI,
     metrics: Metrics,
-    readiness_problems: Callable[[], str | None],
-    leaving: Callable[[], bool],
+    readiness_problem: Callable[[], str | None],
+    is_leaving: Callable[[], bool],
     note: Callable[[], str | None],
 ) -> None:
-    """What an orchestrator and a Prometheus ask."""
+    """Routes for an orchestrator and for Prometheus."""
 
     @app.get("/healthz", tags=["operation"])
     async def healthz() -> dict[str, str]:
@@ -101,17 +101,17 @@ def _operation(
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "Not ready, with the reason."}})
     def readyz(response: Response) -> dict[str, str]:
-        """Batches can be committed: the database is reachable and migrated, takes writes and has room, and this
-        collector stays. `note` tells what needs a cure before that changes.
+        """Batches can be committed: the database is reachable, migrated, writable and has room, and this collector
+        is not stopping. `note` names what needs attention before that changes.
         """
-        reason = "this collector is stopping" if leaving() else readiness_problems()
-        if not leaving():
+        reason = "this collector is stopping" if is_leaving() else readiness_problem()
+        if not is_leaving():
             metrics.database_up.set(reason is None)
         if reason is None:
-            needed = note()
-            return {"status": "ready"} if needed is None else {"status": "ready", "note": needed}
+            attention = note()
+            return {"status": "ready"} if attention is None else {"status": "ready", "note": attention}
         response.status_code = 503
-        response.headers["Retry-After"] = str(batches.RETRY_AFTER_SECONDS)
+        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
         return {"status": "not ready", "reason": reason}
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
@@ -120,68 +120,69 @@ def _operation(
         return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-GUARDED = (
+SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
 )
 POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
-"""Of an answer that is no page, and so has no policy of its own."""
+"""For answers that are not pages: those have a policy of their own."""
 
 
-def guarded(send: Send) -> Send:
-    """What sends an answer with headers that keep it out of foreign frames and let nobody guess its type."""
+def with_security_headers(send: Send) -> Send:
+    """Add headers that keep an answer out of foreign frames and prevent guessing its type."""
 
-    async def sent(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = message.get("headers", ())
-            own = any(name.lower() == POLICY[0] for name, _ in headers)
-            message = {**message, "headers": [*headers, *GUARDED, *([] if own else [POLICY])]}
+            has_policy = any(name.lower() == POLICY[0] for name, _ in headers)
+            policy = [] if has_policy else [POLICY]
+            message = {**message, "headers": [*headers, *SECURITY_HEADERS, *policy]}
         await send(message)
 
-    return sent
+    return send_with_headers
 
 
 class Application(FastAPI):
-    """FastAPI, but agents' batches go past its layers, which cost more than to decode and judge a batch.
+    """FastAPI with a shortcut for batches: its layers cost more than decoding and validating one.
 
-    What those layers would do to a batch its endpoint does itself: it bounds the body, and answers every exception.
+    The endpoint of batches does itself what those layers would: it bounds the body and answers every exception.
     """
 
-    def __init__(self, batch: ASGIApp, **given: Any) -> None:
-        super().__init__(**given)
-        self._batch = batch
+    def __init__(self, batches_endpoint: ASGIApp, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._batches_endpoint = batches_endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer to one request."""
+        """Answer one request."""
         if scope["type"] == "http":
-            send = guarded(send)
+            send = with_security_headers(send)
         if scope["type"] == "http" and scope["path"] == batches.PATH and scope["method"] == "POST":
-            await self._batch(scope, receive, send)
+            await self._batches_endpoint(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
 
 class NoNul:
-    """Refuses a path or a query with a NUL: no text of the ledger holds one, and Postgres takes none."""
+    """Refuses paths and queries with a NUL, which Postgres cannot store in a text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer of the app behind, or 422."""
+        """Forward to the app, or answer 422."""
         if scope["type"] == "http" and ("\0" in scope["path"] or b"%00" in scope["query_string"]):
-            await JSONResponse({"detail": "a path or a query holds no NUL"}, 422)(scope, receive, send)
+            await JSONResponse({"detail": "paths and queries must not contain NUL"}, 422)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """OpenAPI with the JSON form of the wire's structs, which FastAPI cannot see by itself."""
+    """The OpenAPI description with the schemas of msgspec structs, which FastAPI does not know."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, components = msgspec.json.schema_components(
-            [Batch, Answer, Queue], ref_template="#/components/schemas/{name}"
+            [Batch, Answer, queue.Queue], ref_template="#/components/schemas/{name}"
         )
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
         app.openapi_schema = schema

@@ -20,16 +20,16 @@ class Operation:
     path: str
     text: str
     parameters: tuple[tuple[str, str, str], ...]
-    """Name, where and of what type it is, what it says."""
+    """Name, place and type, description."""
     body: str
     answers: tuple[tuple[str, str], ...]
 
 
 def router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
-    """The page, bound to the description."""
-    made = APIRouter(include_in_schema=False)
+    """The page."""
+    routes = APIRouter(include_in_schema=False)
 
-    @made.get("/docs")
+    @routes.get("/docs")
     def docs() -> Response:
         """Every operation by subject."""
         schema = describe()
@@ -38,30 +38,33 @@ def router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
             groups.setdefault(tag, []).append(operation)
         return page(html.render("api.html", version=schema["info"]["version"], groups=groups, policy=html.policy()))
 
-    return made
+    return routes
 
 
 def operations(schema: Mapping[str, Any]) -> Iterator[tuple[str, Operation]]:
     """Every operation of an OpenAPI description with its first tag."""
     for path, methods in schema["paths"].items():
-        for method, told in methods.items():
+        for method, described in methods.items():
             yield (
-                next(iter(told.get("tags", ())), "other"),
+                next(iter(described.get("tags", ())), "other"),
                 Operation(
                     method.upper(),
                     path,
-                    told.get("description") or told.get("summary", ""),
-                    tuple((one["name"], placed(one), one.get("description", "")) for one in told.get("parameters", ())),
-                    ", ".join(told.get("requestBody", {}).get("content", ())),
-                    tuple((code, answer["description"]) for code, answer in told.get("responses", {}).items()),
+                    described.get("description") or described.get("summary", ""),
+                    tuple(
+                        (parameter["name"], place_and_type(parameter), parameter.get("description", ""))
+                        for parameter in described.get("parameters", ())
+                    ),
+                    ", ".join(described.get("requestBody", {}).get("content", ())),
+                    tuple((code, answer["description"]) for code, answer in described.get("responses", {}).items()),
                 ),
             )
 
 
-def placed(parameter: Mapping[str, Any]) -> str:
-    """`query, string`, or `path, integer, needed`."""
+def place_and_type(parameter: Mapping[str, Any]) -> str:
+    """`query, string`, or `path, integer, required`."""
     schema = parameter.get("schema", {})
-    kinds = [one.get("type", "") for one in (schema, *schema.get("anyOf", ()))]
-    kind = " or ".join(name for name in kinds if name and name != "null")
-    said = [parameter["in"], kind, "needed" if parameter.get("required") else ""]
-    return ", ".join(word for word in said if word)
+    types = [variant.get("type", "") for variant in (schema, *schema.get("anyOf", ()))]
+    kind = " or ".join(name for name in types if name and name != "null")
+    words = [parameter["in"], kind, "required" if parameter.get("required") else ""]
+    return ", ".join(word for word in words if word)

@@ -13,10 +13,10 @@ GROUP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Metrics:
-    """Every family with its registry; one instance a process (or a test)."""
+    """All metric families with their registry; one instance per process (or test)."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series each that nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one useless series per counter
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.build = self._gauge("gpuledger_build_info", "Version of the collector, always 1.", ["version"])
@@ -30,13 +30,13 @@ class Metrics:
         self.bytes = self._counter("gpuledger_ingest_body_bytes_total", "Bytes of batch bodies as received.")
         self.contested = self._counter(
             "gpuledger_ingest_contested_accelerators_total",
-            "Accelerators of batches that another node shows too.",
+            "Accelerators of batches that another node reports as well.",
         )
         self.denied = self._counter("gpuledger_ingest_denied_total", "Reports denied for their token.", ["status"])
         for status in ("401", "403"):
             self.denied.labels(status=status)
         self.remote_samples = self._counter(
-            "gpuledger_remote_write_samples_total", "Samples of remote write, by what became of them.", ["outcome"]
+            "gpuledger_remote_write_samples_total", "Samples of remote write, by outcome.", ["outcome"]
         )
         for outcome in ("written", "foreign", "refused"):
             self.remote_samples.labels(outcome=outcome)
@@ -45,8 +45,8 @@ class Metrics:
         )
         self.flush_seconds = self._histogram("gpuledger_ingest_flush_seconds", "One transaction of batches.", SECONDS)
         self.flush_batches = self._histogram("gpuledger_ingest_flush_batches", "Batches in one transaction.", GROUP)
-        self.queue = self._gauge("gpuledger_ingest_queue_batches", "Batches that wait for a writer.")
-        self.database_up = self._gauge("gpuledger_database_up", "1 when the last look at the database succeeded.")
+        self.queue = self._gauge("gpuledger_ingest_queue_batches", "Batches waiting for a writer.")
+        self.database_up = self._gauge("gpuledger_database_up", "1 when the last check of the database succeeded.")
         self.job_runs = self._counter("gpuledger_job_runs_total", "Runs of scheduled jobs.", ["job", "outcome"])
         self.job_seconds = self._counter("gpuledger_job_seconds_total", "Time spent in scheduled jobs.", ["job"])
         self.leader = self._gauge("gpuledger_jobs_leader", "1 while this replica runs the jobs.")

@@ -1,7 +1,6 @@
-"""Names in addresses: a path that holds one of any letters, line breaks and slashes among them.
+"""Path parameters for names with any characters, including line breaks and slashes.
 
-Starlette's `path` ends at a line break, and a plain parameter at a slash, so that the page of such an owner or pool was
-not found, or that of another was: `/pools/a%0A` answered for `a`.
+Starlette's `path` ends at a line break and a plain parameter at a slash, so `/pools/a%0A` would answer for `a`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from starlette.convertors import Convertor
 
 
 class NameConvertor(Convertor[str]):
-    """A parameter of a path, as in `{owner:name}`, that takes everything (registered by this package)."""
+    """A path parameter, as in `{owner:name}`, that matches everything (registered by this package)."""
 
     regex = r"[\s\S]*"
 

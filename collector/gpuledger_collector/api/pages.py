@@ -1,7 +1,7 @@
-"""GET / and /statements: pages for people, rendered here, without scripts; the numbers are those of the commands.
+"""GET / and /statements: pages for people, rendered without scripts; the numbers are those of the commands.
 
-Reading rates nothing, so a page says up to when the ledger is rated. Who may read: as in api.reads; a browser gives the
-token as the password of HTTP Basic, whatever the user's name.
+Reading rates nothing, so a page says up to when the ledger is rated. Who may read is decided as in api.context; a
+browser sends the token as the password of HTTP Basic, with any user name.
 """
 
 from __future__ import annotations
@@ -10,27 +10,31 @@ import base64
 import binascii
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
 from psycopg import OperationalError
+from sqlalchemy.exc import OperationalError as EngineError
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow
-from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
-from gpuledger_collector.api.auth.keys import KeysUnavailable
+from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal, visible
-from gpuledger_collector.api.reads import BEARER, Reads, demand_of
+from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, UNAVAILABLE, ReadContext
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.chargeback import direct_costs_by_team
+from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
+from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import periods
@@ -45,246 +49,274 @@ TREND_DAYS = 30
 ANOMALY_DAYS = 7
 SHOWN = 6
 PAST_HOURS, HOURS_AHEAD = 72, 24
-PATIENCE_SECONDS = 0.02
-"""How long a page waits for a forecast that is being made."""
+WAIT_SECONDS = 0.02
+"""How long a page waits for a forecast."""
+NOT_HELD = frozenset({"(unallocated)", "(unavailable)", "(unobserved)", "(stranded)"})
+"""Rows of a chargeback for time without a holder."""
 BASIC = "Basic "
 CHALLENGE = 'Basic realm="GPU Ledger: any name, and a reader token as password", charset="UTF-8"'
 HEADERS = {"Cache-Control": "no-store"}
 log = logging.getLogger(__name__)
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """Demand of a pool in GPUs: hours of the past (None: not known), and low, middle, high of those to come."""
+class PoolOutlook:
+    """Demand of a pool in GPUs: past hours (None: unknown), and low, middle and high of the coming ones."""
 
     name: str
     past: tuple[float | None, ...]
     ahead: tuple[tuple[float, float, float], ...]
     note: str
     first_ms: int
-    """When the first hour of the past begins."""
+    """Start of the first past hour."""
 
 
 @dataclass
-class Outlook(Generic[Made]):
-    """A forecast of demand, made once an hour beside the requests, because a page must not wait for it."""
+class HourlyCache(Generic[T]):
+    """A slow value, computed once an hour on a thread, because a page must not wait for it."""
 
-    make: Callable[[], Made]
+    compute: Callable[[], T]
     lock: threading.Lock = field(default_factory=threading.Lock)
-    made: tuple[int, Made] | None = None
-    working: threading.Thread | None = None
+    value: tuple[int, T] | None = None
+    thread: threading.Thread | None = None
 
-    def at(self, now_ms: int, patience: float = PATIENCE_SECONDS) -> Made | None:
-        """The newest forecast, an older one while a new one is made, None while there is none."""
+    def get(self, now_ms: int, wait_s: float = WAIT_SECONDS) -> T | None:
+        """The latest value, an older one while it is recomputed, None while there is none."""
         hour = now_ms // HOUR_MS
         with self.lock:
-            if (self.made is None or self.made[0] != hour) and (self.working is None or not self.working.is_alive()):
-                self.working = threading.Thread(target=self._work, args=(hour,), name="outlook", daemon=True)
-                self.working.start()
-            thread = self.working if self.made is None else None
+            if (self.value is None or self.value[0] != hour) and (self.thread is None or not self.thread.is_alive()):
+                self.thread = threading.Thread(target=self._run, args=(hour,), name="hourly-cache", daemon=True)
+                self.thread.start()
+            thread = self.thread if self.value is None else None
         if thread is not None:
-            thread.join(patience)
-        return None if self.made is None else self.made[1]
+            thread.join(wait_s)
+        return None if self.value is None else self.value[1]
 
-    def _work(self, hour: int) -> None:
+    def _run(self, hour: int) -> None:
         try:
-            self.made = (hour, self.make())
+            self.value = (hour, self.compute())
         except Exception as error:  # a page without a forecast is better than no page
-            log.warning("the forecast of a page was not made: %s", error)
+            log.warning("the forecast of a page failed: %s", error)
 
 
-def router(reads: Reads) -> APIRouter:
-    """The pages, bound to a ledger."""
-    made = APIRouter(tags=["pages"], include_in_schema=False)
-    outlook = Outlook(lambda: pools_of(reads))
+class PageRoute(APIRoute):
+    """A route whose answer is a page, also for errors."""
 
-    def answered(request: Request, read: Callable[[Principal], str]) -> Response:
-        try:
-            return page(read(reads.keys.person(request, offered(request.headers.get("authorization", "")))))
-        except Denied as denial:
-            return refused(denial.status, str(denial))
-        except NoStatement as error:
-            return refused(404, str(error))
-        except ValueError as error:
-            return refused(422, str(error))
-        except (KeysUnavailable, StorageError, OperationalError) as error:
-            log.warning("a page was not made: %s", error)
-            return refused(503, "the database is away: come back in a moment")
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler with errors as pages."""
+        handler = super().get_route_handler()
 
-    @made.get("/")
-    def home(request: Request) -> Response:
-        """The overview of the fleet, this month and now; to a viewer that of its owner."""
-        return answered(request, lambda who: overview_of(reads, outlook, str(request.base_url).rstrip("/"), who))
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except Denied as denial:
+                return error_page(denial.status, str(denial))
+            except (NoStatement, UnknownPool) as error:
+                return error_page(404, str(error))
+            except ValueError as error:
+                return error_page(422, str(error))
+            except (KeysUnavailable, StorageError, OperationalError, EngineError) as error:
+                log.warning("a page failed: %s", error)
+                return error_page(503, UNAVAILABLE)
 
-    @made.get("/statements/{level}/{month}")
-    def listed(request: Request, level: str, month: str, owner: str | None = None) -> Response:
-        """Who has a statement in a month, or the statement of one whose name is no part of a path."""
+        return handle
+
+
+def require_page_reader(keys: Keys) -> Any:
+    """A dependency: the reader behind the request of a page, by a bearer token or by HTTP Basic."""
+
+    def reader(request: Request) -> Principal:
+        return keys.person(request, bearer_header(request.headers.get("authorization", "")))
+
+    return Depends(reader)
+
+
+def router(context: ReadContext) -> APIRouter:
+    """The pages."""
+    routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
+    outlook = HourlyCache(lambda: forecast_outlook(context))
+    reader = require_page_reader(context.keys)
+
+    @routes.get("/")
+    def home(request: Request, principal: Principal = reader) -> Response:
+        """The overview of the fleet, this month and now; for a viewer that of its owner."""
+        return page(render_overview(context, outlook, str(request.base_url).rstrip("/"), principal))
+
+    @routes.get("/statements/{level}/{month}")
+    def statements(level: str, month: str, owner: str | None = None, principal: Principal = reader) -> Response:
+        """Who has a statement in a month, or the statement of an owner whose name cannot be part of a path."""
         if owner is not None:
-            return answered(request, lambda who: statement_page(reads, level, owner, month, who))
-        return answered(request, lambda who: index_of(reads, level, month, who))
+            return page(render_statement(context, level, owner, month, principal))
+        return page(render_statement_index(context, level, month, principal))
 
-    @made.get("/statements/{level}/{owner:name}/{month}")
-    def statement(request: Request, level: str, owner: str, month: str) -> Response:
+    @routes.get("/statements/{level}/{owner:name}/{month}")
+    def statement(level: str, owner: str, month: str, principal: Principal = reader) -> Response:
         """The statement of an owner."""
-        return answered(request, lambda who: statement_page(reads, level, owner, month, who))
+        return page(render_statement(context, level, owner, month, principal))
 
-    return made
+    return routes
 
 
-def offered(header: str) -> str:
-    """The header as a bearer's; the password of HTTP Basic, which browsers ask for, is the token."""
+def bearer_header(header: str) -> str:
+    """The header as a bearer's: the password of HTTP Basic, which browsers ask for, is the token."""
     if not header.startswith(BASIC):
         return header
     try:
         plain = base64.b64decode(header.removeprefix(BASIC), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return ""
-    return BEARER + plain.partition(":")[2]
+    return f"Bearer {plain.partition(':')[2]}"
 
 
 def page(text: str, status: int = 200) -> Response:
-    """A page with the headers that keep everything foreign out of it."""
+    """A page with the headers that keep foreign content out of it."""
     headers = {**HEADERS, "Content-Security-Policy": f"{html.policy()}; frame-ancestors 'none'"}
     return Response(text, status, headers, "text/html; charset=utf-8")
 
 
-def refused(status: int, sentence: str) -> Response:
+def error_page(status: int, sentence: str) -> Response:
     """A page that says why there is nothing to see, and what to do."""
-    made = page(html.render("refused.html", status=status, sentence=sentence, policy=html.policy()), status)
+    response = page(html.render("refused.html", status=status, sentence=sentence, policy=html.policy()), status)
     if status == 401:
-        made.headers["WWW-Authenticate"] = CHALLENGE
+        response.headers["WWW-Authenticate"] = CHALLENGE
     if status == 503:
-        made.headers["Retry-After"] = "5"
-    return made
+        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+    return response
 
 
-def statement_page(reads: Reads, level: str, owner: str, month: str, who: Principal) -> str:
+def render_statement(context: ReadContext, level: str, owner: str, month: str, principal: Principal) -> str:
     """The statement, as the command writes it. Raises Denied when this reader may not see all of that owner."""
-    if not who.sees({level: owner}):
+    if not principal.sees({level: owner}):
         raise Denied(403, "this token sees another owner's part of the ledger only")
-    with reads.ledger.transaction(read_only=True) as connection:
-        chargeback = monthly_chargeback(connection, level, month, reads.now_ms)
+    with context.database.transaction(read_only=True) as connection:
+        chargeback = monthly_chargeback(connection, level, month, context.now_ms)
         try:
-            with as_viewer(connection, who.owner):
-                return forms.as_html(read_statement(connection, level, owner, month, reads.now_ms, chargeback))
+            with as_viewer(connection, principal.owner):
+                return forms.as_html(read_statement(connection, level, owner, month, context.now_ms, chargeback))
         except NoStatement as error:
-            if who.owner is None:
+            if principal.owner is None:
                 raise
-            # The sentence names who was billed, which is not for this reader.
+            # The sentence names other owners, which a viewer must not see.
             raise NoStatement(f"{level} {owner!r} was billed nothing in {month}") from error
 
 
-def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
+def render_statement_index(context: ReadContext, level: str, month: str, principal: Principal) -> str:
     """The owners of a level that were billed in a month and that this reader may see, with links."""
     require_level(level)
     nominal = UTC_DAYS.month(month)
-    with reads.ledger.transaction(read_only=True) as connection:
+    with context.database.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, nominal)
-        with as_viewer(connection, who.owner):
-            owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
-        made = monthly_chargeback(connection, level, month, reads.now_ms).report
-    return forms.index(level, month, [(owner, html.statement_path(level, owner, month)) for owner in owners], made)
+        with as_viewer(connection, principal.owner):
+            owners = [owner for owner in stored.owners(connection, level, period) if principal.sees({level: owner})]
+        report = monthly_chargeback(connection, level, month, context.now_ms).report
+    return forms.index(level, month, [(owner, html.statement_path(level, owner, month)) for owner in owners], report)
 
 
-def pools_of(reads: Reads) -> list[Pool]:
-    """Demand of each pool, past and to come; slow, so it is made beside the requests."""
-    from gpuledger_collector.insight.forecast import forecast
-
-    known = {one.name: one for one in demand_of(reads, None) if one.known}
-    made = []
-    for entry in forecast(list(known.values()), HOURS_AHEAD) if known else []:
-        values = known[entry.series].values[-PAST_HOURS:]
+def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
+    """Past and coming demand of each pool; takes seconds."""
+    with context.database.engine.connect() as connection:
+        pools = {series.name: series for series in pool_demand(connection, context.now_ms) if series.known}
+        forecasts = forecast_pools(connection, context.now_ms, HOURS_AHEAD, list(pools.values()))
+    outlook = []
+    for forecast in forecasts:
+        series = pools[forecast.series]
+        values = series.values[-PAST_HOURS:]
         past = tuple(float(value) if np.isfinite(value) else None for value in values)
-        low, middle, high = (entry.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9))
-        ahead = tuple((float(row[low]), float(row[middle]), float(row[high])) for row in entry.values)
-        first_ms = known[entry.series].end_ms - (len(past) - 1) * HOUR_MS
-        made.append(Pool(entry.series, past, ahead, entry.note or "", first_ms))
-    return made
+        low, middle, high = (forecast.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9))
+        ahead = tuple((float(row[low]), float(row[middle]), float(row[high])) for row in forecast.values)
+        first_ms = series.end_ms - (len(past) - 1) * HOUR_MS
+        outlook.append(PoolOutlook(forecast.series, past, ahead, forecast.note or "", first_ms))
+    return outlook
 
 
-def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: Principal) -> str:
-    """The page. What is about the whole fleet is left out for a reader who sees one owner's part."""
-    now_ms = reads.now_ms
-    with reads.ledger.transaction(read_only=True) as connection:
+def render_overview(
+    context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], address: str, principal: Principal
+) -> str:
+    """The overview. Everything about the entire fleet is left out for a reader who sees one owner's part."""
+    now_ms = context.now_ms
+    sees_fleet = principal.owner is None
+    with context.database.transaction(read_only=True) as connection:
         calendar = zones.calendar(connection)
         name = calendar.month_of(now_ms)
         month = calendar.month(name)
         fleet = overview.fleet(connection, now_ms - SILENT_MS)
-        proofs = reports.conservation_checks(connection, month)
+        checks = reports.conservation_checks(connection, month)
         today_ms = calendar.day_of(now_ms).start_ms
         trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
-        made = direct_costs_by_team(connection, month, who.owner)
-        with as_viewer(connection, who.owner):
-            daily = overview.daily_by_team(connection, trend, who.owner or {})
-            seen = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), who)
-            odd = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), who)
-            standing = [one for one in statuses(connection, now_ms) if who.sees(one.budget.owner)]
-        idle = sorted((one for one in seen if one["resolved_ms"] is None), key=lambda one: -(one["per_day_micro"] or 0))
-        nodes = overview.nodes(connection) if who.owner is None else []
+        report = direct_costs_by_team(connection, month, principal.owner)
+        with as_viewer(connection, principal.owner):
+            daily = overview.daily_by_team(connection, trend, principal.owner or {})
+            idle = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), principal)
+            anomalies = visible(
+                findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), principal
+            )
+            standing = [
+                status for status in statuses(connection, now_ms) if principal.sees(status.budget.owner)
+            ]
+        nodes = overview.nodes(connection) if sees_fleet else []
         closed = periods.closed(connection)
         months = stored.months(connection)
         priced = overview.has_prices(connection)
-        corrected = overview.corrected(connection, month) if who.owner is None else []
-    empty = not fleet.nodes and not made.rows and not months
-    whole = who.owner is None
-    pools = outlook.at(now_ms) if whole and not empty else None
-    known_ms = max((proof.until_ms for proof in proofs), default=None)
+        corrected = overview.corrected(connection, month) if sees_fleet else []
+    ongoing = sorted(
+        (finding for finding in idle if finding["resolved_ms"] is None),
+        key=lambda finding: -(finding["per_day_micro"] or 0),
+    )
+    empty = not fleet.nodes and not report.rows and not months
+    pools = outlook.get(now_ms) if sees_fleet and not empty else None
+    rated_ms = max((check.until_ms for check in checks), default=None)
     return html.render(
         "overview.html",
         policy=html.policy(),
         empty=empty,
-        whole=whole,
-        reader=who,
+        whole=sees_fleet,
+        reader=principal,
         address=address,
         month=name,
         now=format_instant(now_ms - now_ms % 1000),
-        known=None if known_ms is None else format_instant(known_ms - known_ms % 1000),
+        known=None if rated_ms is None else format_instant(rated_ms - rated_ms % 1000),
         fleet=fleet,
         gpus=f"{fleet.gpu_micro / MICRO:.1f}".removesuffix(".0"),
         spend=[
-            _spend(made.rows, total, daily, calendar.days(trend), proofs)
-            for total in made.totals
+            _spend(report.rows, total, daily, calendar.days(trend))
+            for total in report.totals
             if total.currency is not None
         ],
-        unpriced=[row for row in made.rows if row.currency is None],
+        unpriced=[row for row in report.rows if row.currency is None],
         priced=priced,
         corrected=corrected,
-        idle=[forms.finding_facts(one) for one in idle[:SHOWN]],
-        idle_count=len(idle),
-        idle_per_day=_per_day(idle),
-        anomalies=[forms.finding_facts(one) for one in odd[:SHOWN]],
+        idle=[forms.finding_facts(finding) for finding in ongoing[:SHOWN]],
+        idle_count=len(ongoing),
+        idle_per_day=_cost_per_day(ongoing),
+        anomalies=[forms.finding_facts(finding) for finding in anomalies[:SHOWN]],
         anomaly_days=ANOMALY_DAYS,
-        budgets=[forms.budget_facts(one) for one in standing],
-        pools=None if pools is None else [_pool(one) for one in pools],
-        nodes=[_node(one, now_ms) for one in nodes],
-        trust=forms.trust(proofs),
+        budgets=[forms.budget_facts(status) for status in standing],
+        pools=None if pools is None else [_pool_facts(pool) for pool in pools],
+        nodes=[_node_facts(node, now_ms) for node in nodes],
+        trust=forms.trust(checks),
         closed=closed[-1] if closed else None,
         months=months[:13],
         levels=LEVELS,
     )
 
 
-def _per_day(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """What goes on idle costs per day, by currency, in micro-units."""
-    sums: dict[str, int] = {}
+def _cost_per_day(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Cost per day of ongoing idle time, by currency, in micro-units."""
+    sums: Counter[str] = Counter()
     for row in rows:
         if row["currency"] is not None and row["per_day_micro"] is not None:
-            sums[row["currency"]] = sums.get(row["currency"], 0) + row["per_day_micro"]
+            sums[row["currency"]] += row["per_day_micro"]
     return sorted(sums.items())
 
 
 def _spend(
-    rows: tuple[ReportRow, ...],
-    total: ReportRow,
-    daily: dict[str, dict[str, dict[int, int]]],
-    trend: Sequence[Period],
-    proofs: list[ConservationCheck],
+    rows: tuple[ReportRow, ...], total: ReportRow, daily: dict[str, dict[str, dict[int, int]]], trend: Sequence[Period]
 ) -> dict[str, Any]:
-    """One currency: the chargeback's rows with a line of the last days each; owners apart from what nobody held."""
+    """One currency: the rows of the chargeback, each with its trend; time without a holder is marked."""
     currency = total.currency or ""
-    mine = [row for row in rows if row.currency == currency]
-    most = max((row.cost_minor or 0 for row in mine), default=0)
+    own_rows = [row for row in rows if row.currency == currency]
+    highest = max((row.cost_minor or 0 for row in own_rows), default=0)
     return {
         "currency": currency,
         "total": total,
@@ -292,19 +324,13 @@ def _spend(
             {
                 "row": row,
                 "owner": row.keys[0],
-                "held": not _is_state(row.keys[0]),
-                "length": plots.length_bar(float(row.cost_minor or 0), float(most)),
+                "held": row.keys[0] not in NOT_HELD,
+                "length": plots.length_bar(float(row.cost_minor or 0), float(highest)),
                 "trend": _trend(row.keys[0], daily.get(currency, {}), trend, currency),
             }
-            for row in mine
+            for row in own_rows
         ],
-        "days": len(proofs),
     }
-
-
-def _is_state(key: str) -> bool:
-    """Whether a row is time that nobody held."""
-    return key in {"(unallocated)", "(unavailable)", "(unobserved)", "(stranded)"}
 
 
 def _trend(owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period], currency: str) -> Any:
@@ -313,33 +339,31 @@ def _trend(owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period]
         return ""
     first = min(day for team in teams.values() for day in team)
     values = [days.get(day.start_ms, 0) / MICRO if day.start_ms >= first else None for day in trend]
-    whole = [value for value in values if value is not None]
-    said = f"{plural(len(whole), 'day')}, from {min(whole):,.0f} to {max(whole):,.0f} {currency} a day"
-    return plots.spark(values, f"Spend of {owner} by day", said, height=36)
+    known = [value for value in values if value is not None]
+    summary = f"{plural(len(known), 'day')}, from {min(known):,.0f} to {max(known):,.0f} {currency} a day"
+    return plots.spark(values, f"Spend of {owner} by day", summary, height=36)
 
 
-def _pool(one: Pool) -> dict[str, Any]:
-    lows, middles, highs = zip(*one.ahead, strict=True)
-    peak = max(range(len(middles)), key=lambda at: highs[at])
-    said = (
-        f"Over the next {plural(len(middles), 'hour')} between {min(lows):.0f} and {max(highs):.0f} GPUs with eight "
-        f"chances in ten; the highest, in {plural(peak + 1, 'hour')}, between {lows[peak]:.0f} and {highs[peak]:.0f}."
+def _pool_facts(pool: PoolOutlook) -> dict[str, Any]:
+    lows, middles, highs = zip(*pool.ahead, strict=True)
+    peak = max(range(len(middles)), key=lambda hour: highs[hour])
+    summary = (
+        f"Over the next {plural(len(middles), 'hour')} between {min(lows):.0f} and {max(highs):.0f} GPUs with 80 % "
+        f"probability; the peak, in {plural(peak + 1, 'hour')}, between {lows[peak]:.0f} and {highs[peak]:.0f}."
     )
-    title = f"GPUs wanted in pool {one.name}: the last {plural(len(one.past), 'hour')} and the next {len(middles)}"
-    days = plots.dates(one.first_ms, HOUR_MS, len(one.past) + len(one.ahead))
-    plot = plots.spark(one.past, title, said, one.ahead, width=720, height=200, axis=True, days=days)
-    rows = [(at + 1, *one.ahead[at]) for at in range(2, len(one.ahead), 3)]
+    title = f"Demand of pool {pool.name} in GPUs: the last {plural(len(pool.past), 'hour')} and the next {len(middles)}"
+    days = plots.dates(pool.first_ms, HOUR_MS, len(pool.past) + len(pool.ahead))
     return {
-        "name": one.name,
-        "path": html.pool_path(one.name),
-        "said": said,
-        "plot": plot,
-        "note": one.note,
-        "rows": rows,
+        "name": pool.name,
+        "path": html.pool_path(pool.name),
+        "said": summary,
+        "plot": plots.spark(pool.past, title, summary, pool.ahead, width=720, height=200, axis=True, days=days),
+        "note": pool.note,
+        "rows": [(hour + 1, *pool.ahead[hour]) for hour in range(2, len(pool.ahead), 3)],
     }
 
 
-def _node(node: overview.Node, now_ms: int) -> dict[str, Any]:
+def _node_facts(node: overview.Node, now_ms: int) -> dict[str, Any]:
     silent = is_silent(node.seen_ms, now_ms)
     return {
         "name": node.name,
@@ -355,6 +379,5 @@ def ago(ms: int) -> str:
     """How long ago, in the largest unit that fits."""
     for size, unit in ((DAY_MS, "day"), (HOUR_MS, "hour"), (60_000, "minute")):
         if ms >= size:
-            number = ms // size
-            return f"{number} {unit}{'s' if number > 1 else ''} ago"
+            return f"{plural(ms // size, unit)} ago"
     return "just now"

@@ -10,8 +10,8 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.requests import ClientDisconnect
 
 from gpuledger_collector.accounting.period import HOUR_MS, parse_instant
+from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, LedgerRoute
 from gpuledger_collector.api.intake import Intake, Reservation, authenticate_agent, receive_body
-from gpuledger_collector.api.reads import RETRY_AFTER_SECONDS, denials, guarded
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.ingest.batches.decode import JSON_TYPES, Refused
 from gpuledger_collector.storage.capacity import queues
@@ -63,13 +63,12 @@ DESCRIPTION = {
 
 def router(intake: Intake, database: Database) -> APIRouter:
     """The route; tokens and bounds are those of batches."""
-    routes = APIRouter(tags=["agents"], responses=REFUSALS)
+    routes = APIRouter(tags=["agents"], responses=REFUSALS, route_class=LedgerRoute)
 
     @routes.post("/v1/queue", openapi_extra=DESCRIPTION)
     async def queue(request: Request) -> dict[str, str]:
         """Store one reading of a queue; the answer comes after COMMIT. The same reading again changes nothing."""
-        with denials():
-            await authenticate_agent(request, intake.keys)
+        await authenticate_agent(request, intake.keys)
         # A web page that is open on this machine may post text to loopback, but not JSON without our consent.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in JSON_TYPES:
             raise HTTPException(415, "the content type must be application/json")
@@ -87,7 +86,7 @@ def router(intake: Intake, database: Database) -> APIRouter:
             raise HTTPException(refusal.status, refusal.detail) from refusal
         except ClientDisconnect as error:
             raise HTTPException(400, "the sender disconnected") from error
-        return {"status": await asyncio.to_thread(guarded, lambda: _store(database, row, now))}
+        return {"status": await asyncio.to_thread(_store, database, row, now)}
 
     return routes
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Annotated, Any
 
-import psycopg
 from fastapi import APIRouter, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from gpuledger_collector.accounting.counters import MAX_COUNTED
 from gpuledger_collector.accounting.period import date_range, parse_instant
-from gpuledger_collector.api.auth.keys import KeysUnavailable
-from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.api.auth.principal import Principal
+from gpuledger_collector.api.context import (
+    REFUSALS,
+    End,
+    LedgerRoute,
+    ReadContext,
+    Start,
+    require_reader,
+)
 from gpuledger_collector.api.intake import authenticate_agent
-from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
 from gpuledger_collector.export.runs import run_json
 from gpuledger_collector.services.run_report import chief_unit_costs, record_progress
 from gpuledger_collector.storage.access.row_level_security import as_viewer
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.ledger import runs, zones
 
@@ -40,10 +45,10 @@ class Progress(BaseModel):
     ] = None
 
 
-def router(reads: Reads, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> APIRouter:
-    """The routes. `connect` opens a connection that may write."""
-    routes = APIRouter(prefix="/v1", tags=["runs"])
-    reader = may_read(reads.keys)
+def router(context: ReadContext) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(prefix="/v1", tags=["runs"], route_class=LedgerRoute)
+    reader = require_reader(context.keys)
 
     @routes.post(
         "/runs/{workload:name}/progress",
@@ -62,58 +67,47 @@ def router(reads: Reads, connect: Callable[[], psycopg.Connection[tuple[Any, ...
         request: Request,
     ) -> dict[str, Any]:
         """Report how far a run has come. The same report again changes nothing; order does not matter."""
-        try:
-            who = await authenticate_agent(request, reads.keys)
-            return await asyncio.to_thread(_record, connect, workload, report, who, reads.now_ms)
-        except Denied as denial:
-            raise HTTPException(denial.status, str(denial)) from denial
-        except (KeysUnavailable, psycopg.OperationalError) as error:
-            raise HTTPException(503, "database unavailable; retry later") from error
+        sender = await authenticate_agent(request, context.keys)
+        return await asyncio.to_thread(_record, context.database, workload, report, sender, context.now_ms)
 
     @routes.get("/runs", responses=REFUSALS)
     def list_runs(
-        start: Annotated[str, Query(alias="from", description="First day (of the billing zone), included.")],
-        end: Annotated[str, Query(alias="to", description="Last day (of the billing zone), not included.")],
+        start: Start,
+        end: End,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Largest number of runs in the answer.")] = 100,
-        who: Principal = reader,
+        principal: Principal = reader,
     ) -> dict[str, Any]:
         """Runs that were charged in a period, dearest first, with the cost of a unit of their output."""
-        return guarded(lambda: _list(reads, start, end, limit, who))
+        try:
+            days = date_range(start, end)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
+        with context.database.transaction(read_only=True) as connection:
+            period = zones.in_zone(connection, days)
+            with as_viewer(connection, principal.owner):
+                rows = runs.listed(connection, period, principal.owner or {})
+            rows.sort(key=lambda row: (-(row.cost_micro or 0), row.key))
+            units = chief_unit_costs(connection, rows[:limit], period)
+        return {
+            "items": [run_json(row, units.get((row.workload_id, row.currency))) for row in rows[:limit]],
+            "left_out": max(len(rows) - limit, 0),
+        }
 
     return routes
 
 
-def _list(reads: Reads, start: str, end: str, limit: int, who: Principal) -> dict[str, Any]:
-    try:
-        nominal = date_range(start, end)
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from error
-    with reads.ledger.transaction() as connection:
-        period = zones.in_zone(connection, nominal)
-        with as_viewer(connection, who.owner):
-            rows = runs.listed(connection, period, who.owner or {})
-        rows.sort(key=lambda row: (-(row.cost_micro or 0), row.key))
-        units = chief_unit_costs(connection, rows[:limit], period)
-    return {
-        "items": [run_json(row, units.get((row.workload_id, row.currency))) for row in rows[:limit]],
-        "left_out": max(len(rows) - limit, 0),
-    }
-
-
-def _record(
-    connect: Callable[[], psycopg.Connection[tuple[Any, ...]]], name: str, report: Progress, who: Principal, now_ms: int
-) -> dict[str, Any]:
+def _record(database: Database, name: str, report: Progress, sender: Principal, now_ms: int) -> dict[str, Any]:
     try:
         at_ms, started_ms = (None if text is None else parse_instant(text) for text in (report.at, report.started_at))
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
     values = report.model_dump(include={"steps", "tokens", "samples"}, exclude_none=True)
-    with connect() as connection:
+    with database.transaction() as connection:
         # A token bound to a node learns nothing of other nodes: their runs are as if they did not exist.
-        workloads = recommendations.workloads_called(connection, name, who.node)
+        workloads = recommendations.workloads_called(connection, name, sender.node)
         if len(workloads) != 1:
             what = "no run has" if not workloads else f"{len(workloads)} runs have"
-            where = "" if who.node is None else f" and holds an accelerator of node {who.node} now"
+            where = "" if sender.node is None else f" and holds an accelerator of node {sender.node} now"
             raise HTTPException(404, f"{what} the key, the id or the name {name[:200]!r}{where}")
         workload_id, key, *_ = workloads[0]
         try:

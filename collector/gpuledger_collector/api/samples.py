@@ -1,8 +1,7 @@
 """GET /v1/samples: raw readings of a few accelerators, recent and packed alike, or means of them over longer spans.
 
-It reads through the same reader as `gpuledger export samples`. Raw rows go over at most an hour; with `step` each
-instant is the mean of the readings that there are in it, and the span may be long. Bounds keep one question cheap:
-a packed day of one accelerator is one blob to open.
+It reads as `gpuledger export samples` does. Raw rows cover at most an hour; with `step` each instant is the mean of its
+readings, and the span may be long. Bounds keep one request cheap: a packed day of an accelerator is one blob to decode.
 """
 
 from __future__ import annotations
@@ -15,146 +14,136 @@ from fastapi import APIRouter, HTTPException, Query
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
-from gpuledger_collector.api.series import First, Last, instants
-from gpuledger_collector.storage.access.row_level_security import as_viewer
+from gpuledger_collector.api.context import REFUSALS, LedgerRoute, ReadContext, require_reader, split_names
+from gpuledger_collector.api.series import End, Start, parse_instants
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import archive
 from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
 
-MOST_ACCELERATORS = 16
+MAX_ACCELERATORS = 16
 RAW_MS = HOUR_MS
-MOST_ACCELERATOR_DAYS = 128
-MOST_POINTS = 5_000
+MAX_ACCELERATOR_DAYS = 128
+MAX_POINTS = 5_000
 
-Gpus = Annotated[str, Query(description=f"UUIDs, comma-separated, at most {MOST_ACCELERATORS}.")]
-Node = Annotated[str, Query(description="Instead of UUIDs: what was on this node, while it was there.")]
-Metrics = Annotated[str, Query(description="Names of the catalogue, comma-separated; empty: all that are kept.")]
-Step = Annotated[int, Query(ge=0, le=86_400, description="Seconds of which means are given; 0: raw, an hour at most.")]
-Limit = Annotated[int, Query(ge=1, le=MOST_POINTS, description="Most instants of one answer, of all accelerators.")]
-After = Annotated[int, Query(ge=0, description="`next` of the answer before.")]
+Gpus = Annotated[str, Query(description=f"UUIDs, comma-separated, at most {MAX_ACCELERATORS}.")]
+Node = Annotated[str, Query(description="Instead of UUIDs: accelerators of this node, while they were there.")]
+Metrics = Annotated[str, Query(description="Names of the catalogue, comma-separated; empty: all stored ones.")]
+Step = Annotated[int, Query(ge=0, le=86_400, description="Seconds of each mean; 0: raw, an hour at most.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_POINTS, description="Largest number of instants, of all accelerators.")]
+After = Annotated[int, Query(ge=0, description="`next` of the previous answer.")]
 
 
-def router(reads: Reads) -> APIRouter:
-    """The route, bound to a ledger."""
-    made = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS)
-    fleet = may_read(reads.keys, whole_fleet=True)
+def router(context: ReadContext) -> APIRouter:
+    """The route."""
+    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=LedgerRoute)
+    fleet = require_reader(context.keys, fleet=True)
 
-    @made.get("/samples")
+    @routes.get("/samples")
     def samples(
-        start: First,
-        end: Last,
+        start: Start,
+        end: End,
         gpu: Gpus = "",
         node: Node = "",
         metrics: Metrics = "",
         step: Step = 0,
         limit: Limit = 1000,
         after: After = 0,
-        who: Principal = fleet,
+        principal: Principal = fleet,
     ) -> dict[str, Any]:
-        """Instants and readings by metric, an accelerator after the other; null is an absent reading."""
-        return guarded(lambda: samples_of(reads, start, end, gpu, node, metrics, step, limit, after, who))
+        """Instants and readings by metric, one accelerator after the other; null is an absent reading."""
+        period = parse_instants(start, end)
+        names = split_names(metrics) or tuple(archive.KINDS)
+        if unknown := sorted(set(names) - set(archive.KINDS)):
+            raise ValueError(f"metrics: {unknown[0]!r} is not stored; stored are {', '.join(archive.KINDS)}")
+        uuids = split_names(gpu)
+        if bool(uuids) == bool(node):
+            raise ValueError("gpu and node: name the accelerators with one of them")
+        if not step and period.ms > RAW_MS:
+            raise ValueError("from and to: raw samples cover at most an hour; use step, in seconds, for longer spans")
+        with context.connection(principal) as connection:
+            return _read_page(connection, _find(connection, period, uuids, node), names, step * 1000, limit, after)
 
-    return made
+    return routes
 
 
-def samples_of(
-    reads: Reads,
-    start: str,
-    end: str,
-    gpu: str,
-    node: str,
-    metrics: str,
-    step: int,
+def _read_page(
+    connection: Connection,
+    accelerators: Sequence[archive.AcceleratorPeriod],
+    names: Sequence[str],
+    step_ms: int,
     limit: int,
     after: int,
-    who: Principal,
 ) -> dict[str, Any]:
-    """One page of samples. Raises ValueError for what cannot be asked, 404 for accelerators that nobody knows."""
-    period = instants(start, end)
-    names = tuple(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip())) or tuple(archive.KINDS)
-    if strange := sorted(set(names) - set(archive.KINDS)):
-        raise ValueError(f"metrics: {strange[0]!r} is not kept as samples; kept are {', '.join(archive.KINDS)}")
-    uuids = tuple(dict.fromkeys(name.strip() for name in gpu.split(",") if name.strip()))
-    if bool(uuids) == bool(node):
-        raise ValueError("gpu and node: name the accelerators with one of them")
-    if not step and period.ms > RAW_MS:
-        raise ValueError("from and to: raw samples go over at most an hour; ask for longer spans with step, in seconds")
+    """Rows `after` to `after + limit` of all accelerators, one after the other."""
     items: list[dict[str, Any]] = []
-    passed, left = after, limit
-    with reads.ledger.transaction() as connection, as_viewer(connection, who.owner):
-        places = _places(connection, period, uuids, node)
-        for place in places:
-            whole = _joined(connection, place, step * 1000)
-            rows = len(whole)
-            first, passed = min(passed, rows), max(0, passed - rows)
-            taken = min(left, rows - first)
-            if taken:
-                items.append(_item(place.uuid, whole, names, slice(first, first + taken)))
-            left -= taken
-            if first + taken < rows:
-                return {"items": items, "next": after + limit}
-            if not left and place is not places[-1]:
-                return {"items": items, "next": after + limit}
+    skip, remaining = after, limit
+    for accelerator in accelerators:
+        archived = archive.samples(connection, [accelerator.accelerator_id], accelerator.period)
+        readings = Readings(archived.at_ms, archived.columns)
+        if step_ms:
+            readings = means(readings, step_ms)
+        rows = len(readings)
+        first, skip = min(skip, rows), max(0, skip - rows)
+        count = min(remaining, rows - first)
+        if count:
+            items.append(_as_json(accelerator.uuid, readings, names, slice(first, first + count)))
+        remaining -= count
+        if first + count < rows or (not remaining and accelerator is not accelerators[-1]):
+            return {"items": items, "next": after + limit}
     return {"items": items, "next": None}
 
 
-def _places(connection: Connection, period: Period, uuids: Sequence[str], node: str) -> list[archive.AcceleratorPeriod]:
+def _find(connection: Connection, period: Period, uuids: Sequence[str], node: str) -> list[archive.AcceleratorPeriod]:
     found = archive.accelerator_periods(connection, period, node) if node else []
     for uuid in uuids:
-        mine = archive.accelerator_periods(connection, period, uuid=uuid)
-        if not mine:
+        periods = archive.accelerator_periods(connection, period, uuid=uuid)
+        if not periods:
             raise HTTPException(404, f"no accelerator is called {uuid!r}")
-        found += mine
+        found += periods
     if not found:
-        raise HTTPException(404, f"nothing was on {node!r} then")
-    if len(found) > MOST_ACCELERATORS:
-        raise ValueError(f"{len(found)} accelerators: at most {MOST_ACCELERATORS} can be asked for at once")
+        raise HTTPException(404, f"no accelerator was on node {node!r}")
+    if len(found) > MAX_ACCELERATORS:
+        raise ValueError(f"{len(found)} accelerators: at most {MAX_ACCELERATORS} can be requested at once")
     days = len(found) * -(-period.ms // DAY_MS)
-    if days > MOST_ACCELERATOR_DAYS:
+    if days > MAX_ACCELERATOR_DAYS:
         raise ValueError(
-            f"{days} days of accelerators: at most {MOST_ACCELERATOR_DAYS} can be asked for at once; "
+            f"{days} days of accelerators: at most {MAX_ACCELERATOR_DAYS} can be requested at once; "
             "shorten the span or name fewer"
         )
     return found
 
 
-def _joined(connection: Connection, place: archive.AcceleratorPeriod, step_ms: int) -> Readings:
-    """All of a place's readings by instant, as they are or as means of each step."""
-    found = archive.samples(connection, [place.accelerator_id], place.period)
-    whole = Readings(found.at_ms, found.columns)
-    return means(whole, step_ms) if step_ms else whole
+def means(readings: Readings, step_ms: int) -> Readings:
+    """The mean of each metric over each step with a sample, without absent readings and non-finite numbers.
 
-
-def means(found: Readings, step_ms: int) -> Readings:
-    """The mean of each metric over each step that has a sample, leaving out absent readings and what is no number.
-
-    Of counters too it is the mean: their difference over a step is lost only below the step.
+    Counters are averaged as well: their difference over a step is lost only below the step.
     """
-    at, place = np.unique(found.at_ms - found.at_ms % step_ms, return_inverse=True)
+    at, place = np.unique(readings.at_ms - readings.at_ms % step_ms, return_inverse=True)
     columns = {}
-    for name, column in found.columns.items():
+    for name, column in readings.columns.items():
         values = column.values.astype(np.float64)
-        there = column.present & np.isfinite(values)
-        count = np.bincount(place[there], minlength=len(at))
-        total = np.bincount(place[there], weights=values[there], minlength=len(at))
+        is_present = column.present & np.isfinite(values)
+        count = np.bincount(place[is_present], minlength=len(at))
+        total = np.bincount(place[is_present], weights=values[is_present], minlength=len(at))
         columns[name] = Column(np.divide(total, count, out=np.zeros(len(at)), where=count > 0), count > 0)
     return Readings(at, columns)
 
 
-def _item(uuid: str, found: Readings, names: Sequence[str], part: slice) -> dict[str, Any]:
+def _as_json(uuid: str, readings: Readings, names: Sequence[str], part: slice) -> dict[str, Any]:
+    at_ms = readings.at_ms[part]
     return {
         "uuid": uuid,
-        "ts": [format_instant(int(at)) for at in found.at_ms[part]],
-        "metrics": {name: _values(found.columns.get(name), part, len(found.at_ms[part])) for name in names},
+        "ts": [format_instant(int(at)) for at in at_ms],
+        "metrics": {name: _values(readings.columns.get(name), part, len(at_ms)) for name in names},
     }
 
 
 def _values(column: Column | None, part: slice, rows: int) -> list[float | int | None]:
-    """Readings of one metric; what JSON has no number for (NaN, infinities) is null, as an absent one."""
+    """Readings of one metric; NaN and infinities, which JSON lacks, are null like absent ones."""
     if column is None:
         return [None] * rows
     values = column.values[part]
-    there = column.present[part] & np.isfinite(values.astype(np.float64))
+    is_present = column.present[part] & np.isfinite(values.astype(np.float64))
+    # A float32 is shown by its own shortest digits, not by those of the float64 that it converts to.
     shortest = [float(str(value)) for value in values] if values.dtype == np.float32 else values.tolist()
-    return [value if known else None for value, known in zip(shortest, there.tolist(), strict=True)]
+    return [value if present else None for value, present in zip(shortest, is_present.tolist(), strict=True)]

@@ -293,8 +293,9 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     from fastapi.testclient import TestClient
 
     from gpuledger_collector import wiring
-    from gpuledger_collector.api import reads
+    from gpuledger_collector.api import ledger
     from gpuledger_collector.api.auth.keys import Keys
+    from gpuledger_collector.api.context import ReadContext
     from gpuledger_collector.storage.access.tokens import TokenStore
     from gpuledger_collector.storage.database import Database
 
@@ -303,7 +304,7 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     apply(VISION)
     app = FastAPI()
     keys = Keys(TokenStore(Database(dsn)), lambda: 0)
-    app.include_router(reads.router(reads.Reads(Database(dsn), connect, lambda: at, keys)))
+    app.include_router(ledger.router(ReadContext(Database(dsn), lambda: at, keys)))
     answer = TestClient(app).get("/v1/budgets")
     assert answer.status_code == 200
     assert answer.json() == json.loads(run("budgets", "--format", "json")[1])

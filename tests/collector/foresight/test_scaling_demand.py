@@ -5,15 +5,15 @@ import json
 
 import numpy as np
 import pytest
-from fastapi import HTTPException
 
 from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
-from gpuledger_collector import wiring
-from gpuledger_collector.api import reads
+from gpuledger_collector.api.context import as_http_error
 from gpuledger_collector.insight.scaling.pools import ScalingTerms, decide, explain_no_decision
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
+from gpuledger_collector.services import scaling_advice
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
 from gpuledger_collector.storage.capacity import scaling
 from gpuledger_collector.storage.database import Database
 
@@ -96,17 +96,27 @@ def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path,
     now = dt.datetime.fromtimestamp((OCTOBER + END + 2 * MINUTE) / 1000, dt.UTC)
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: now)
     opened = Database(dsn)
-    ask, fleet = wiring.advice(opened, lambda: now), reads.Fleet(lambda: opened.engine, lambda: now)
-    assert ask("train", None)["desired_gpus"] >= reads.desired_of(fleet, 600)["train"] >= 2.5
+    now_ms = round(now.timestamp() * 1000)
+
+    def ask(pool):
+        with opened.engine.connect() as connection:
+            return scaling_advice.decide_pool(connection, now_ms, pool)
+
+    def gauge():
+        with opened.engine.connect() as connection:
+            return scaling_advice.desired_gpus(connection, now_ms, 600)
+
+    assert ask("train").advice.desired_gpus >= gauge()["train"] >= 2.5
     queue(run, tmp_path, (END // MINUTE - 90, 4))
-    with pytest.raises(HTTPException) as refused:
-        ask("train", None)
-    assert refused.value.status_code == 503
-    assert refused.value.detail.startswith("the queue of 'slurm' was last read at 2025-10-01T07:30:00")
-    assert reads.desired_of(fleet, 600) == {}
+    with pytest.raises(NoAdvice) as refused:
+        ask("train")
+    answer = as_http_error(refused.value)
+    assert answer.status_code == 503
+    assert answer.detail.startswith("the queue of 'slurm' was last read at 2025-10-01T07:30:00")
+    assert gauge() == {}
     code, out, _ = run("scale", "advise", "--format", "json")
     (row,) = json.loads(out)
-    assert (code, row["desired_gpus"], row["reason"]) == (1, None, refused.value.detail)
-    with pytest.raises(HTTPException, match="404"):
-        ask("nowhere", None)
+    assert (code, row["desired_gpus"], row["reason"]) == (1, None, answer.detail)
+    with pytest.raises(UnknownPool):
+        ask("nowhere")
     opened.close()

@@ -23,7 +23,8 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.reads import Reads, chargeback_of
+from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.ledger import chargeback_json
 from gpuledger_collector.export.focus_check import check
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.database import Database
@@ -214,11 +215,11 @@ def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("gpuledger_collector.services.chargeback.allocate", rated_after_it)
         assert billed(month) == before
-    reads = Reads(Database(dsn), None, lambda: NOW, None)
+    context = ReadContext(Database(dsn), lambda: NOW, None)
     asked = ("2025-10-01", "2025-11-01", "team", Principal("finance", "amina"))
-    before = json.loads(chargeback_of(reads, *asked))
+    before = json.loads(chargeback_json(context, *asked))
     monkeypatch.setattr("gpuledger_collector.services.chargeback.allocate", rated_before_it)
-    again = json.loads(chargeback_of(reads, *asked))
+    again = json.loads(chargeback_json(context, *asked))
     assert (again["rows"], again["totals"]) == (before["rows"], before["totals"])
 
 

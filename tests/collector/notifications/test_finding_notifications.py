@@ -332,7 +332,7 @@ def test_what_is_acknowledged_is_an_episode_and_not_later_spending(fleet, apply,
     parts = urlsplit(LINKS.notification(number, OCTOBER + 9 * DAY))
     app = FastAPI()
     app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)))
-    assert "A later episode is told" in TestClient(app).post(f"{parts.path}?{parts.query}&days=30").text
+    assert "A later episode is notified" in TestClient(app).post(f"{parts.path}?{parts.query}&days=30").text
     for day in (2, 3, 4, 5):
         finding("anomaly:robotics:USD:1", 0.5, day)
         assert write(day).anomalies == 0

@@ -16,7 +16,7 @@ from fakes.postgres import fresh_database
 from fakes.two_teams import day, two_teams
 from gpuledger_collector.accounting.attribution import fnmatchcase
 from gpuledger_collector.api import handbook, pages, pool_page
-from gpuledger_collector.api.reads import Reads
+from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_collector.storage.server import backup
@@ -44,7 +44,7 @@ def test_markup_in_names_is_text_on_every_page(marked):
     names = {"level": "team", "month": MONTH, "owner": "%3Cscript%3Ealert(1)%3C%2Fscript%3E"}
     names |= {"pool": f"{names['owner']}-pool"}
     modules = (pages.router, pool_page.router, lambda _: handbook.router(dict))
-    paths = [one.path for router in modules for one in router(Reads(None, None, None, None)).routes]
+    paths = [one.path for router in modules for one in router(ReadContext(None, None, None)).routes]
     assert {"/", "/docs"} <= set(paths)
     showing = 0
     for path in paths:

@@ -11,14 +11,14 @@ from psycopg.conninfo import make_conninfo
 from fakes.postgres import administrator, fresh_database
 from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
-from gpuledger_collector.api import reads, runs
+from gpuledger_collector.api import runs
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services import chargeback
 from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import overview
+from gpuledger_collector.storage.ledger import overview, reports
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.telemetry import series
 
@@ -74,7 +74,7 @@ def addresses(fleet):
 def sabotaged(monkeypatch):
     """Every filter and refusal of the code that holds a viewer back is gone."""
     whole, anybody = runs.runs.listed, (lambda self, *_: None)
-    by_team, listed = overview.daily_by_team, reads.reports.charged_lines
+    by_team, listed = overview.daily_by_team, reports.charged_lines
     monkeypatch.setattr(Principal, "sees", lambda self, *_: True)
     monkeypatch.setattr(Principal, "require_fleet", anybody)
     monkeypatch.setattr(Principal, "require_admin", anybody)

@@ -1,0 +1,152 @@
+"""What reading routes share: the ledger, the reader behind a request, errors as HTTP answers, and parameters.
+
+Reading changes nothing and rates nothing: jobs do that, and answers state up to when. Without any reader token everyone
+on loopback may read; afterwards only those with a token. A viewer sees one owner's subtree.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import psycopg
+import sqlalchemy as sa
+from fastapi import Depends, HTTPException, Query, Request, Response
+from fastapi.routing import APIRoute
+
+from gpuledger_collector.accounting.period import DAY_MS, Period, date_range
+from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
+from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.locks import Connection
+
+RETRY_AFTER_SECONDS = "5"
+UNAVAILABLE = "database unavailable; retry later"
+MAX_DAYS = 400
+MAX_ROWS = 1000
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "A reader's token is needed."},
+    403: {"description": "This token may not read this, or reading is limited to loopback."},
+    503: {"description": "The database, or recent demand, is unavailable: retry after Retry-After."},
+}
+
+Limit = Annotated[int, Query(ge=1, le=MAX_ROWS, description="Largest number of items in the answer.")]
+After = Annotated[str, Query(description="`next` of the previous answer; empty: from the start.")]
+Start = Annotated[str, Query(alias="from", description="First day (of the billing zone), included, as 2026-10-01.")]
+End = Annotated[str, Query(alias="to", description="Last day (of the billing zone), not included.")]
+
+
+@dataclass(slots=True)
+class ReadContext:
+    """What reading routes need."""
+
+    database: Database
+    clock: Callable[[], dt.datetime]
+    keys: Keys
+
+    @property
+    def now_ms(self) -> int:
+        """The current instant."""
+        return round(self.clock().timestamp() * 1000)
+
+    def database_for(self, reader: Principal) -> Database:
+        """The database, under row-level security where the reader is a viewer."""
+        return self.database if reader.owner is None else self.database.as_viewer(reader.owner)
+
+    @contextmanager
+    def connection(self, reader: Principal) -> Iterator[Connection]:
+        """A snapshot of what the reader may see."""
+        with self.database_for(reader).transaction(read_only=True) as connection:
+            yield connection
+
+    def engine(self, reader: Principal) -> sa.Engine:
+        """SQLAlchemy's engine for what the reader may see."""
+        if reader.owner is None:
+            return self.database.engine
+        database = self.database_for(reader)
+
+        def connect() -> Connection:
+            connection = database.connect()
+            connection.autocommit = False
+            return connection
+
+        return sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=sa.NullPool)
+
+
+def require_reader(keys: Keys, *, fleet: bool = False, admin: bool = False) -> Any:
+    """A dependency: the reader behind the request, who may see the entire fleet, or is an admin, if that is needed."""
+
+    def reader(request: Request) -> Principal:
+        principal = keys.person(request)
+        if fleet:
+            principal.require_fleet()
+        if admin:
+            principal.require_admin()
+        return principal
+
+    return Depends(reader)
+
+
+def as_http_error(error: Exception) -> HTTPException | None:
+    """The HTTP answer to an error that a reading route may raise; None for a bug."""
+    retry = {"Retry-After": RETRY_AFTER_SECONDS}
+    if isinstance(error, Denied):
+        return HTTPException(error.status, str(error), {"WWW-Authenticate": "Bearer"} if error.status == 401 else None)
+    if isinstance(error, UnknownPool):
+        return HTTPException(404, str(error))
+    if isinstance(error, KeysUnavailable | NoAdvice):
+        return HTTPException(503, str(error), retry)
+    if isinstance(getattr(error, "orig", error), psycopg.errors.InsufficientPrivilege):
+        return HTTPException(403, "this token sees one owner's part only, and this answer needs more")
+    if isinstance(error, StorageError | sa.exc.OperationalError | psycopg.OperationalError):
+        return HTTPException(503, UNAVAILABLE, retry)
+    if isinstance(error, ValueError):
+        return HTTPException(422, str(error))
+    return None
+
+
+class LedgerRoute(APIRoute):
+    """A route whose errors become HTTP answers (`as_http_error`)."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler with errors translated."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except Exception as error:
+                answer = self.translate(error)
+                if answer is None:
+                    raise
+                raise answer from error
+
+        return handle
+
+    def translate(self, error: Exception) -> HTTPException | None:
+        """The HTTP answer to an error; None to leave it as it is."""
+        return None if isinstance(error, HTTPException) else as_http_error(error)
+
+
+def parse_days(start: str, end: str) -> Period:
+    """The requested days. Raises ValueError with a sentence."""
+    period = date_range(start, end)
+    if period.ms > MAX_DAYS * DAY_MS:
+        raise ValueError(f"from and to: at most {MAX_DAYS} days can be requested at once")
+    return period
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Distinct names of a comma-separated parameter, in their order."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def paginate(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
+    """The first items, and where the next page starts (None: there is none)."""
+    shown = items[:limit]
+    return {"items": shown, "next": shown[-1][key] if len(items) > limit else None}

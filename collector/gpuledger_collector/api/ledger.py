@@ -1,0 +1,91 @@
+"""GET: what the ledger holds. The numbers are those of the commands, from the same services."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from psycopg.rows import dict_row
+
+from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
+from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.api.auth.principal import Principal
+from gpuledger_collector.api.context import (
+    REFUSALS,
+    After,
+    End,
+    LedgerRoute,
+    Limit,
+    ReadContext,
+    Start,
+    paginate,
+    parse_days,
+    require_reader,
+    split_names,
+)
+from gpuledger_collector.export.budgets import rows as budget_rows
+from gpuledger_collector.export.chargeback import as_json, shared_notes
+from gpuledger_collector.services.budget_status import statuses
+from gpuledger_collector.services.chargeback import NO_INVENTORY, read_chargeback
+from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.telemetry.activity import activity
+
+StartUtc = Annotated[str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")]
+EndUtc = Annotated[str, Query(alias="to", description="Last day (UTC), not included.")]
+By = Annotated[str, Query(description=f"Dimensions, separated by commas: {', '.join(DIMENSIONS)}.")]
+NODES = """SELECT name, first_seen_at, last_seen_at, status, status_detail, agent_version, source, driver FROM node
+    WHERE name > %s ORDER BY name LIMIT %s"""
+
+
+def router(context: ReadContext) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=LedgerRoute)
+    reader, fleet = require_reader(context.keys), require_reader(context.keys, fleet=True)
+
+    @routes.get("/chargeback")
+    def chargeback(start: Start, end: End, by: By = "team", principal: Principal = reader) -> Response:
+        """What each owner pays, by the dimensions of `by`, as `gpuledger chargeback --format json`."""
+        text = chargeback_json(context, start, end, by, principal)
+        return Response(text, media_type="application/json")
+
+    @routes.get("/accelerators")
+    def accelerators(
+        start: StartUtc, end: EndUtc, limit: Limit = 100, after: After = "", principal: Principal = fleet
+    ) -> dict[str, Any]:
+        """Held, busy, idle, unknown, unallocated and unavailable milliseconds of each accelerator, by UUID."""
+        period = parse_days(start, end)
+        with context.connection(principal) as connection:
+            rows = sorted(activity(connection, period.start_ms, period.end_ms), key=lambda row: row.uuid)
+        return paginate([asdict(row) for row in rows if row.uuid > after], limit, "uuid")
+
+    @routes.get("/nodes")
+    def nodes(limit: Limit = 100, after: After = "", principal: Principal = fleet) -> dict[str, Any]:
+        """Every node with the last heartbeat of its agent, by name."""
+        with context.connection(principal) as connection:
+            rows = connection.cursor(row_factory=dict_row).execute(NODES, (after, limit + 1)).fetchall()
+        return paginate(rows, limit, "name")
+
+    @routes.get("/budgets")
+    def budgets(principal: Principal = reader) -> dict[str, Any]:
+        """Every budget in its current period: spent, forecast with its band, pace, run-out and alerts."""
+        with context.connection(principal) as connection:
+            standing = statuses(connection, context.now_ms)
+        return {"budgets": budget_rows([status for status in standing if principal.sees(status.budget.owner)])}
+
+    return routes
+
+
+def chargeback_json(context: ReadContext, start: str, end: str, by: str, principal: Principal) -> str:
+    """The chargeback as JSON; for a viewer only what its subtree pays."""
+    names = split_names(by) or ("team",)
+    report([], names)  # refuses an unknown dimension before the database is asked
+    days = parse_days(start, end)
+    with context.database.transaction(read_only=True) as connection:
+        period = zones.in_zone(connection, days)
+        chargeback = read_chargeback(connection, period, names, context.now_ms, principal.owner).report
+        checks = reports.conservation_checks(connection, period)
+        has_capacity = reports.has_capacity(connection, period)
+    rated_ms = max((check.until_ms for check in checks), default=period.start_ms)
+    notes = [f"rated up to {format_instant(rated_ms)}", *([] if has_capacity else [NO_INVENTORY])]
+    return as_json(chargeback, period, notes + shared_notes(chargeback.shared))

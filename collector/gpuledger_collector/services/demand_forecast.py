@@ -1,0 +1,41 @@
+"""The demand of pools over the last weeks, and its forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy.engine import Connection
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.insight.series import Series
+from gpuledger_collector.services.scaling_advice import UnknownPool
+from gpuledger_collector.storage.capacity import demand
+from gpuledger_collector.storage.capacity.scaling import DEMAND_DAYS
+
+if TYPE_CHECKING:
+    from gpuledger_collector.insight.forecast import Forecast
+
+
+def pool_demand(connection: Connection, now_ms: int, pool: str | None = None) -> list[Series]:
+    """Hourly demand of every pool, or of one, over the last weeks. Raises UnknownPool."""
+    end_ms = now_ms // HOUR_MS * HOUR_MS
+    hourly = demand.demand(connection, end_ms - DEMAND_DAYS * DAY_MS, end_ms, "pool")
+    chosen = [series for series in hourly if pool in {None, series.name}]
+    if pool is not None and not chosen:
+        raise UnknownPool(pool)
+    return chosen
+
+
+def forecast_pools(
+    connection: Connection, now_ms: int, horizon_hours: int, pools: Sequence[Series]
+) -> Sequence[Forecast]:
+    """Forecast the demand of these pools; those without a known hour are left out. Takes seconds."""
+    from gpuledger_collector.insight.forecast import forecast  # loads scikit-learn
+
+    end_ms = now_ms // HOUR_MS * HOUR_MS
+    known = [series for series in pools if series.known]
+    if not known:
+        return []
+    workloads = demand.lives(connection, end_ms - DEMAND_DAYS * DAY_MS, end_ms, "pool")
+    return forecast(known, horizon_hours, workloads=workloads)
