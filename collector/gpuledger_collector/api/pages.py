@@ -18,28 +18,28 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
-from psycopg import OperationalError
-from sqlalchemy.exc import OperationalError as EngineError
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
-from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
+from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import Denied, Principal, visible
-from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, UNAVAILABLE, ReadContext
+from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext, as_http_error
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.chargeback import direct_costs_by_team
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
-from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing import statements as stored
+<<<<<<< HEAD
 from gpuledger_collector.storage.errors import StorageError
+=======
+>>>>>>> 28c78e6 (pages: answer errors of the ledger as the API does)
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
 from gpuledger_common.plurals import plural
@@ -110,15 +110,15 @@ class PageRoute(APIRoute):
         async def handle(request: Request) -> Response:
             try:
                 return await handler(request)
-            except Denied as denial:
-                return error_page(denial.status, str(denial))
-            except (NoStatement, UnknownPool) as error:
+            except NoStatement as error:
                 return error_page(404, str(error))
-            except ValueError as error:
-                return error_page(422, str(error))
-            except (KeysUnavailable, StorageError, OperationalError, EngineError) as error:
-                log.warning("a page failed: %s", error)
-                return error_page(503, UNAVAILABLE)
+            except Exception as error:
+                answer = as_http_error(error)
+                if answer is None:
+                    raise
+                if answer.status_code == 503:
+                    log.warning("a page failed: %s", error)
+                return error_page(answer.status_code, str(answer.detail))
 
         return handle
 

@@ -52,9 +52,9 @@ def test_series_over_http_are_the_ledgers(dsn, fleet, ledger, run):
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        (f"from={FROM}&to={TO}&by=teem", "'teem' is nothing to group by"),
+        (f"from={FROM}&to={TO}&by=teem", "'teem' is not one of"),
         (f"from={TO}&to={FROM}", "must be after from"),
-        ("from=2025-10-01T00:01:00Z&to=2025-10-02", "whole steps of 1h"),
+        ("from=2025-10-01T00:01:00Z&to=2025-10-02", "multiples of 1h"),
         ("from=2025-01-01&to=2025-10-01&step=5m", "at most 9000"),
         (f"from=now&to={TO}", "from: "),
     ],
@@ -165,9 +165,9 @@ def test_longer_spans_are_means(dsn, sampled):
     [
         (f"from={FROM}&to={TO}&gpu=GPU-0001", 422, "at most an hour"),
         (f"from={FROM}&to={TO}", 422, "gpu and node"),
-        (f"from={FROM}&to={TO}&gpu=GPU-0001&step=60&metrics=gpu_magic", 422, "'gpu_magic' is not kept"),
+        (f"from={FROM}&to={TO}&gpu=GPU-0001&step=60&metrics=gpu_magic", 422, "'gpu_magic' is not stored"),
         (f"from={FROM}&to={TO}&gpu=GPU-9&step=60", 404, "no accelerator"),
-        (f"from={FROM}&to={TO}&node=n9&step=60", 404, "nothing was on"),
+        (f"from={FROM}&to={TO}&node=n9&step=60", 404, "no accelerator was on"),
         ("from=2025-10-01&to=2026-10-01&gpu=GPU-0001&step=86400", 422, "at most 128"),
     ],
 )
