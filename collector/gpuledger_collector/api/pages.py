@@ -36,10 +36,6 @@ from gpuledger_collector.services.statement import NoStatement, monthly_chargeba
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing import statements as stored
-<<<<<<< HEAD
-from gpuledger_collector.storage.errors import StorageError
-=======
->>>>>>> 28c78e6 (pages: answer errors of the ledger as the API does)
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
 from gpuledger_common.plurals import plural
