@@ -247,9 +247,7 @@ def render_overview(
             anomalies = visible(
                 findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), principal
             )
-            standing = [
-                status for status in statuses(connection, now_ms) if principal.sees(status.budget.owner)
-            ]
+            standing = [status for status in statuses(connection, now_ms) if principal.sees(status.budget.owner)]
         nodes = overview.nodes(connection) if sees_fleet else []
         closed = periods.closed(connection)
         months = stored.months(connection)
