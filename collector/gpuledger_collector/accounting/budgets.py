@@ -152,15 +152,22 @@ def _towards_firing(reading: Reading, rule: str, percent: int, old: Alert | None
     if not crossed:
         return None if old is None else replace(old, seen=0, evaluated_ms=reading.at_ms)
     if rule != FORECAST:
-        return Alert(rule, percent, FIRING, 1, reading.at_ms, reading.at_ms)
+        return Alert(
+            rule=rule, percent=percent, state=FIRING, seen=1, evaluated_ms=reading.at_ms, fired_ms=reading.at_ms
+        )
     if old is None:
-        return Alert(rule, percent, PENDING, 1, reading.at_ms)
+        return Alert(rule=rule, percent=percent, state=PENDING, seen=1, evaluated_ms=reading.at_ms)
     if reading.at_ms < old.evaluated_ms + EVALUATION_GAP_MS:
         return old
     seen = old.seen + 1
     fires = seen >= ROW_EVALUATIONS
     return Alert(
-        rule, percent, FIRING if fires else PENDING, seen, reading.at_ms, fired_ms=reading.at_ms if fires else None
+        rule=rule,
+        percent=percent,
+        state=FIRING if fires else PENDING,
+        seen=seen,
+        evaluated_ms=reading.at_ms,
+        fired_ms=reading.at_ms if fires else None,
     )
 
 

@@ -270,7 +270,13 @@ class _Sweep:
             model = row.reported_model
             if model is None:
                 model = part.known.model if row.source == STATED else row.model
-            attributes = Attributes(model, "", row.gpu_micro, row.claimed_pool or row.pool, row.attributes_id)
+            attributes = Attributes(
+                model=model,
+                mig_instance="",
+                gpu_micro=row.gpu_micro,
+                pool=row.claimed_pool or row.pool,
+                id=row.attributes_id,
+            )
             self.there[row.accelerator_id] = _There(part, replace(row, in_ms=board.since_ms, out_ms=None), attributes)
 
     def run(self) -> None:
@@ -400,7 +406,12 @@ class _Sweep:
 
     def _refuse(self, sighting: Sighting, kind: str, subject: str) -> None:
         claim = PlacementClaim(
-            sighting.part.accelerator_id, sighting.node_id, kind, subject, sighting.start_ms, sighting.end_ms
+            accelerator_id=sighting.part.accelerator_id,
+            node_id=sighting.node_id,
+            kind=kind,
+            subject=subject,
+            first_ms=sighting.start_ms,
+            last_ms=sighting.end_ms,
         )
         self.claims.append(claim)
 
@@ -480,7 +491,14 @@ def _settle_pools(
             if is_imported and other != row.claimed_pool:
                 last_ms = max(part.in_ms, seen_ms) if part.out_ms is None else part.out_ms
                 claims.append(
-                    PlacementClaim(row.accelerator_id, row.node_id or 0, "pool", row.claimed_pool, part.in_ms, last_ms)
+                    PlacementClaim(
+                        accelerator_id=row.accelerator_id,
+                        node_id=row.node_id or 0,
+                        kind="pool",
+                        subject=row.claimed_pool,
+                        first_ms=part.in_ms,
+                        last_ms=last_ms,
+                    )
                 )
             pools.append(pool)
     return settled, claims

@@ -354,7 +354,14 @@ class _Comparing:
         totals = {name: _decimal(total) for name, total in sorted(self._bill.items())}
         period = Period(self._days[0].start_ms, self._days[-1].end_ms)
         charged = {name: _decimal(total) for name, total in sorted(ledger.items())}
-        return Comparison(self._provider, period, sorted(self._pools - {""}), totals, charged, self._differences())
+        return Comparison(
+            provider=self._provider,
+            period=period,
+            pools=sorted(self._pools - {""}),
+            bill=totals,
+            ledger=charged,
+            differences=self._differences(),
+        )
 
     def _explain(self) -> None:
         by_key: dict[_Key, dict[str, _Group]] = defaultdict(dict)

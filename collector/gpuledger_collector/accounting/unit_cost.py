@@ -78,7 +78,7 @@ class HourCost:
     used: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UnitCost:
     """What units of one counter cost in one currency, over all time or in one bucket.
 
@@ -89,13 +89,13 @@ class UnitCost:
     counter: str
     bucket_ms: int
     currency: str
-    units: int
-    cost_micro: int
-    used_micro: int
-    charged_micro: int
-    held_ms: int
-    covered_ms: int
-    restarts: int
+    units: int = 0
+    cost_micro: int = 0
+    used_micro: int = 0
+    charged_micro: int = 0
+    held_ms: int = 0
+    covered_ms: int = 0
+    restarts: int = 0
 
     @property
     def coverage(self) -> Decimal:
@@ -159,7 +159,7 @@ def _hold(hours: dict[int, HourCost], rating_intervals: Sequence[HeldHour]) -> N
 def _even(charge: Charge) -> list[HeldHour]:
     """The hours of a charge of which nobody saw more than its begin and end, as of imported usage."""
     return [
-        HeldHour(0, part.start_ms, part.ms, 0, 0, part.ms)
+        HeldHour(accelerator_id=0, at_ms=part.start_ms, held_ms=part.ms, busy_ms=0, idle_ms=0, unknown_ms=part.ms)
         for part in Period(charge.start_ms, max(charge.end_ms, charge.start_ms + 1)).hours()
     ]
 
@@ -193,27 +193,16 @@ def with_totals(counted: Sequence[CountedHour]) -> list[CountedHour]:
             same = prompt.covered_ms == generated.covered_ms
             totals.append(
                 CountedHour(
-                    via,
-                    source,
-                    TOTAL_TOKENS,
-                    hour_ms,
-                    prompt.units + generated.units if same else 0,
-                    prompt.covered_ms if same else 0,
-                    max(prompt.restarts, generated.restarts),
+                    via=via,
+                    source=source,
+                    counter=TOTAL_TOKENS,
+                    hour_ms=hour_ms,
+                    units=prompt.units + generated.units if same else 0,
+                    covered_ms=prompt.covered_ms if same else 0,
+                    restarts=max(prompt.restarts, generated.restarts),
                 )
             )
     return [*counted, *totals]
-
-
-@dataclass(slots=True)
-class _Sums:
-    units: int = 0
-    cost: int = 0
-    used: int = 0
-    charged: int = 0
-    held_ms: int = 0
-    covered_ms: int = 0
-    restarts: int = 0
 
 
 def unit_costs(
@@ -229,25 +218,13 @@ def unit_costs(
     costs = []
     for counter, counts in sorted(counters.items(), key=lambda entry: list(PER).index(entry[0])):
         chosen = _by_hour(counts)
-        sums: dict[tuple[int, str], _Sums] = defaultdict(_Sums)
+        by_bucket: dict[tuple[int, str], UnitCost] = {}
         for hour_ms, hour in sorted(hours.items()):
-            for currency, cost in hour.cost.items():
-                _add(sums[bucket(hour_ms), currency], hour, currency, cost, chosen.get(hour_ms))
-        costs += [
-            UnitCost(
-                counter,
-                at_ms,
-                currency,
-                sums_of_bucket.units,
-                sums_of_bucket.cost,
-                sums_of_bucket.used,
-                sums_of_bucket.charged,
-                sums_of_bucket.held_ms,
-                sums_of_bucket.covered_ms,
-                sums_of_bucket.restarts,
-            )
-            for (at_ms, currency), sums_of_bucket in sorted(sums.items())
-        ]
+            for currency, cost_micro in hour.cost.items():
+                key = (bucket(hour_ms), currency)
+                unit = by_bucket.setdefault(key, UnitCost(counter, *key))
+                _add(unit, hour, cost_micro, chosen.get(hour_ms))
+        costs += [by_bucket[key] for key in sorted(by_bucket)]
     return costs
 
 
@@ -282,15 +259,15 @@ def _by_hour(counted: Sequence[CountedHour]) -> dict[int, _Counted]:
     return chosen
 
 
-def _add(sums: _Sums, hour: HourCost, currency: str, cost: int, counted: _Counted | None) -> None:
-    sums.charged += cost
-    sums.held_ms += hour.held_ms
+def _add(unit: UnitCost, hour: HourCost, cost_micro: int, counted: _Counted | None) -> None:
+    unit.charged_micro += cost_micro
+    unit.held_ms += hour.held_ms
     if counted is None or not hour.held_ms:
         return
     whole = hour.held_ms * len(counted.covered)
     covered = sum(min(ms, hour.held_ms) for ms in counted.covered)
-    sums.units += counted.units
-    sums.restarts += counted.restarts
-    sums.cost += round_half_even_div(cost * covered, whole)
-    sums.used += round_half_even_div(hour.used.get(currency, 0) * covered, whole)
-    sums.covered_ms += covered // len(counted.covered)
+    unit.units += counted.units
+    unit.restarts += counted.restarts
+    unit.cost_micro += round_half_even_div(cost_micro * covered, whole)
+    unit.used_micro += round_half_even_div(hour.used.get(unit.currency, 0) * covered, whole)
+    unit.covered_ms += covered // len(counted.covered)

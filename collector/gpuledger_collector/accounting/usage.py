@@ -177,7 +177,13 @@ def _contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradict
         if first.state == HELD and first.start_ms < until_ms and not span_holders <= holders:
             end_ms = min(until_ms, first.end_ms)
             contradictions += [
-                Contradiction(first.accelerator_id, first.node_id, number, first.start_ms, end_ms)
+                Contradiction(
+                    accelerator_id=first.accelerator_id,
+                    node_id=first.node_id,
+                    workload_id=number,
+                    start_ms=first.start_ms,
+                    end_ms=end_ms,
+                )
                 for number in sorted(holder for holder in span_holders - holders if holder is not None)
             ]
         if first.end_ms > until_ms:
@@ -243,5 +249,15 @@ def _piece(accelerator_id: int, key: _Part, amounts: Sequence[int | None]) -> Ho
     start_ms, end_ms, state, workload_id, attributes_id = key
     held, busy, idle, unknown = (value or 0 for value in amounts[:4])
     return HourlyUsage(
-        accelerator_id, start_ms, end_ms, state, workload_id, held, busy, idle, unknown, amounts[4], attributes_id
+        accelerator_id=accelerator_id,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        state=state,
+        workload_id=workload_id,
+        held_ms=held,
+        busy_ms=busy,
+        idle_ms=idle,
+        unknown_ms=unknown,
+        energy_mj=amounts[4],
+        attributes_id=attributes_id,
     )

@@ -136,12 +136,14 @@ def _renamed(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 VERSIONS: Mapping[str, FocusRules] = {
-    "1.2": FocusRules("1.2", NOT_NULL, PRESENT, KNOWN, "ProviderName", splits=False),
+    "1.2": FocusRules(
+        name="1.2", not_null=NOT_NULL, present=PRESENT, known=KNOWN, provider="ProviderName", splits=False
+    ),
     "1.4": FocusRules(
-        "1.4",
-        _renamed(NOT_NULL),
-        _renamed(PRESENT),
-        frozenset(
+        name="1.4",
+        not_null=_renamed(NOT_NULL),
+        present=_renamed(PRESENT),
+        known=frozenset(
             (
                 *(KNOWN - _OLD_NAMES),
                 *_NEW_NAMES,
@@ -151,7 +153,7 @@ VERSIONS: Mapping[str, FocusRules] = {
                 "InvoiceDetailId",
             )
         ),
-        "ServiceProviderName",
+        provider="ServiceProviderName",
         splits=True,
     ),
 }

@@ -38,9 +38,19 @@ def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int
     known_ms = max(budgets.rated_until(connection, at_ms_in) or period.start_ms, period.start_ms)
     spend = budgets.spend(connection, budget, Period(period.start_ms, known_ms))
     if at_ms >= period.end_ms:
-        return Status(budget, period, at_ms, known_ms, spend, None, None)
+        return Status(
+            budget=budget, period=period, at_ms=at_ms, known_ms=known_ms, spend=spend, ahead=None, pace_percents=None
+        )
     ahead = _ahead(connection, budget, period, known_ms, spend.cost_micro)
-    return Status(budget, period, at_ms, known_ms, spend, ahead, _pace(connection, budget, period, known_ms))
+    return Status(
+        budget=budget,
+        period=period,
+        at_ms=at_ms,
+        known_ms=known_ms,
+        spend=spend,
+        ahead=ahead,
+        pace_percents=_pace(connection, budget, period, known_ms),
+    )
 
 
 def _ahead(connection: Connection, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:

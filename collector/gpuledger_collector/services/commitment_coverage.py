@@ -65,7 +65,13 @@ def cover_day(
         ns = {part.start_ms: gpu_ns(accelerator.gpu_micro, present_ms(capacity, part, until_ms)) for part in parts}
         demands.append(
             Demand(
-                key, accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, ns, accelerator.uuid
+                key=key,
+                pool=accelerator.pool,
+                gpu_model=accelerator.gpu_model,
+                node=accelerator.node,
+                region=accelerator.region,
+                ns=ns,
+                name=accelerator.uuid,
             )
         )
     starts = [part.start_ms for part in parts]
@@ -79,7 +85,17 @@ def cover_day(
             starts[bisect_right(starts, interval.start_ms) - 1]: gpu_ns(usage.gpu_micro, interval.ms)
             for interval in intervals
         }
-        demands.append(Demand(counted(usage), usage.pool, usage.gpu_model, usage.node, "", ns, usage.key))
+        demands.append(
+            Demand(
+                key=counted(usage),
+                pool=usage.pool,
+                gpu_model=usage.gpu_model,
+                node=usage.node,
+                region="",
+                ns=ns,
+                name=usage.key,
+            )
+        )
     coverage = cover(in_force, demands, parts, until_ms)
     for key, at in begins.items():
         # Imported usage may begin inside an rating interval: rating asks for its shares by where it begins.

@@ -37,7 +37,14 @@ def placements_of(rows: Iterable[CapacityRow]) -> dict[int, list[RatedPlacement]
 def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
     taken: list[RatedPlacement] = []
     for row in sorted(rows, key=lambda row: (row.source != "import", row.in_ms, row.pool, row.node)):
-        place = RatedAccelerator(row.accelerator_id, row.gpu_micro, row.pool, row.gpu_model, row.node, uuid=row.uuid)
+        place = RatedAccelerator(
+            accelerator_id=row.accelerator_id,
+            gpu_micro=row.gpu_micro,
+            pool=row.pool,
+            gpu_model=row.gpu_model,
+            node=row.node,
+            uuid=row.uuid,
+        )
         whole = Period(row.in_ms, FAR_MS if row.out_ms is None else row.out_ms)
         taken += [RatedPlacement(place, part) for part in subtract(whole, [placement.period for placement in taken])]
     return sorted(taken, key=lambda placement: placement.period)

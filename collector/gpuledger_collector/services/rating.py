@@ -119,7 +119,15 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
     owners = Owners(rules.current(connection), known, decided, reported)
     pieces = {number: sorted(own_pieces, key=owners.order) for number, own_pieces in pieces.items()}
     placements = with_stranded(placements, rows, day)
-    return DayUsage(day, until_ms, placements, pieces, imported, owners, commitments.current(connection))
+    return DayUsage(
+        day=day,
+        until_ms=until_ms,
+        placements=placements,
+        pieces=pieces,
+        imported=imported,
+        owners=owners,
+        commitments=commitments.current(connection),
+    )
 
 
 def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
@@ -242,7 +250,11 @@ def imported_without_seen(
         return list(imported)
     seen = [
         SeenAccelerator(
-            placement.accelerator.pool, placement.accelerator.node, placement.accelerator.gpu_micro, number, part
+            pool=placement.accelerator.pool,
+            node=placement.accelerator.node,
+            gpu_micro=placement.accelerator.gpu_micro,
+            accelerator_id=number,
+            period=part,
         )
         for fact in usage.usage_intervals(connection, sorted(there), day)
         for number in (fact.accelerator_id,)

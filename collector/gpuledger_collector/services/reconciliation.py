@@ -45,19 +45,27 @@ def reconcile(connection: Connection, period: Period) -> Reconciliation:
             unpriced_ns += row.gpu_ns if row.currency is None else 0
         observed_ns = proof.held_ns + proof.unallocated_ns + proof.unavailable_ns
         holds = _holds(proof, again, rows)
-        days.append(DayCheck(proof.day_ms, proof.until_ms, proof.capacity_ns, observed_ns, holds))
+        days.append(
+            DayCheck(
+                day_ms=proof.day_ms,
+                until_ms=proof.until_ms,
+                capacity_ns=proof.capacity_ns,
+                observed_ns=observed_ns,
+                holds=holds,
+            )
+        )
     untrue = months.untrue(connection, period)
     return Reconciliation(
-        period,
-        parts,
-        capacity,
-        imported,
-        unpriced_ns,
-        days,
-        unused,
-        zones.calendar(connection),
-        untrue,
-        claims.undecided(connection, period),
+        period=period,
+        parts=parts,
+        capacity=capacity,
+        imported=imported,
+        unpriced_ns=unpriced_ns,
+        days=days,
+        unused=unused,
+        calendar=zones.calendar(connection),
+        untrue_months=untrue,
+        claims=claims.undecided(connection, period),
     )
 
 

@@ -81,7 +81,7 @@ class _Reader:
         forecasts = {}
         for section in sections:
             # A budget of any amount has the owner's forecast.
-            budget = Budget(0, "", path, MONTH, None, 1, section.currency)
+            budget = Budget(id=0, name="", owner=path, kind=MONTH, span=None, amount_micro=1, currency=section.currency)
             ahead = status_of(self.connection, budget, self.period, self.now_ms).ahead
             if ahead is not None:
                 corrected = sum(line.cost_micro or 0 for line in section.corrections)
@@ -139,7 +139,7 @@ def read_statement(
     jobs = statements.workloads(connection, level, owner, period)
     rated = frozenset(check.day_ms for check in checks)
     sections = tuple(make_section(row, owner_days, jobs, period, rated, calendar, chargeback.shares) for row in rows)
-    reader = _Reader(connection, level, owner, period, calendar, now_ms)
+    reader = _Reader(connection=connection, level=level, owner=owner, period=period, calendar=calendar, now_ms=now_ms)
     return Statement(
         level=level,
         owner=owner,
