@@ -136,8 +136,9 @@ def commands_page() -> str:
     parts = [
         "# Commands\n",
         NOTICE,
-        "Every command ends with 0 when it is done, 1 for findings, 2 for bad input (one sentence with file and line), and "
-        "3 when the environment lacks something, with the sentence that cures it.\n",
+        "Every command ends with 0 when it is done, also when it found something (`--exit-code`: then with 1); with 1 when a "
+        "check failed; with 2 for bad input (one sentence with file and line); and with 3 when the environment lacks "
+        "something, with the remedy.\n",
     ]
     parts += list(click_pages("gpuledger", typer.main.get_command(build())))
     commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))

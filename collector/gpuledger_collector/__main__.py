@@ -1,12 +1,17 @@
-"""The way into the gpuledger command, also where only the agent's parts are installed."""
+"""The entry point of the gpuledger command, also where only the agent's parts are installed."""
 
 from __future__ import annotations
 
 import sys
 
+from gpuledger_collector import __version__
+
 
 def main() -> None:
-    """Runs the command; without the collector's libraries, says in one sentence how to get them (exit 3)."""
+    """Run the command; without the collector's libraries, say in one sentence how to get them (exit 3)."""
+    if sys.argv[1:] == ["--version"]:  # answered here: importing the command line takes longer than this
+        sys.stdout.write(f"gpuledger {__version__}\n")
+        return
     try:
         from gpuledger_collector.cli import main as command
     except ModuleNotFoundError as error:

@@ -69,7 +69,7 @@ def test_an_empty_ledger_says_where_to_begin(dsn):
     code, found = doctor(dsn)
     assert code == 1
     assert found["prices"]["verdict"] == "bad"
-    assert "import prices" in found["prices"]["cure"]
+    assert "import prices" in found["prices"]["remedy"]
     assert found["agents"]["verdict"] == "note"
     assert found["database"]["verdict"] == "ok"
 
@@ -95,7 +95,7 @@ def test_a_healthy_ledger_needs_no_cure(dsn):
         (
             "INSERT INTO job_run (job, started_at, outcome, detail) VALUES ('rate_usage', now(), 'failed', 'boom')",
             "jobs",
-            "rate_usage failed of late: boom",
+            "rate_usage failed recently: boom",
         ),
         (
             "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
@@ -116,7 +116,7 @@ def test_each_fault_is_found_with_its_cure(dsn, change, topic, words):
     assert code == 1
     assert found[topic]["verdict"] == "bad"
     assert words in found[topic]["sentence"]
-    assert found[topic]["cure"]
+    assert found[topic]["remedy"]
 
 
 def test_a_database_that_is_away_is_exit_3():

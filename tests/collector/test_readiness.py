@@ -135,7 +135,7 @@ def test_doctor_tells_partitions_and_what_writers_could_not_write(database, monk
     found = findings()
     assert {topic: one.verdict for topic, one in found.items()} == {"writer": "bad", "partitions": "bad"}
     assert f"{failed:%Y-%m-%d %H:%M:%S}Z: out of shared memory" in found["writer"].sentence
-    assert "merge_partitions" in found["partitions"].cure
+    assert "merge_partitions" in found["partitions"].remedy
     failed -= dt.timedelta(days=2)
     presence.beat()
     assert "writer" not in findings()

@@ -87,6 +87,18 @@ def month(text: str) -> Period:
     return Period(parse_date(f"{text}-01"), parse_date(following))
 
 
+def parse_period(text: str) -> Period:
+    """The month `2026-10`, the quarter `2026-Q3` or the year `2026`. Raises ValueError with a sentence."""
+    if re.fullmatch(r"[0-9]{4}", text):
+        return Period(month(f"{text}-01").start_ms, month(f"{text}-12").end_ms)
+    if quarter := re.fullmatch(r"([0-9]{4})-Q([1-4])", text):
+        last = 3 * int(quarter[2])
+        return Period(month(f"{quarter[1]}-{last - 2:02}").start_ms, month(f"{quarter[1]}-{last:02}").end_ms)
+    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}", text):
+        raise ValueError(f"{text!r} is not a period; write it as 2026-10, 2026-Q3 or 2026")
+    return month(text)
+
+
 def date_range(start: str, end: str) -> Period:
     """From a date (in) to a date (out). Raises ValueError with a sentence."""
     period_start, period_end = parse_date(start), parse_date(end)

@@ -1,35 +1,48 @@
-"""gpuledger chargeback: who bears what, for a range of days."""
+"""gpuledger chargeback: who pays for what, for a range of days."""
 
 from __future__ import annotations
 
+import csv
 import enum
+import io
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, TextIO
 
-import typer
+from typer import Option
 
+from gpuledger_collector.accounting.chargeback import DIMENSIONS, Report, ReportRow
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import (
-    FINDINGS,
-    LACKING,
-    Config,
-    Dsn,
-    FirstDay,
-    LastDay,
-    Month,
-    database,
-    period_of,
+    UNAVAILABLE,
+    column_names,
+    end_with,
+    new_app,
     refuse,
+    require_folder,
+    time_range,
 )
+from gpuledger_collector.cli.output import Column, table_text, terminal_width, write_text
+from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export import beancount, focus, focus_split, parquet
+from gpuledger_collector.export.chargeback import as_csv, as_json, table_columns, texts
+from gpuledger_collector.services.chargeback import chargeback_notes, convert_chargeback, read_chargeback
+from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.billing.allocation import shares
+from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.locks import Connection
 
-if TYPE_CHECKING:
-    from gpuledger_collector.accounting.chargeback import Report
-    from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.storage.locks import Connection
+app = new_app()
+TEXTS = {"currency", "correction_of", "exchange"}
+ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
 
 
-class Shape(enum.StrEnum):
+class ChargebackFormat(enum.StrEnum):
     """Forms of the chargeback."""
 
     table = "table"
@@ -40,6 +53,9 @@ class Shape(enum.StrEnum):
     parquet = "parquet"
 
 
+LISTS = {ChargebackFormat.table, ChargebackFormat.csv, ChargebackFormat.json}
+
+
 class FocusVersion(enum.StrEnum):
     """Versions of FOCUS that are written."""
 
@@ -47,185 +63,140 @@ class FocusVersion(enum.StrEnum):
     v1_4 = "1.4"
 
 
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger chargeback`."""
-    root.command(epilog="Example: gpuledger chargeback --period 2026-10 --by team,project")(chargeback)
-
-
+@app.command(epilog="Example: gpuledger chargeback --period 2026-10 --by team,project")
 def chargeback(
-    period: Month = None,
-    start: FirstDay = None,
-    end: LastDay = None,
-    by: Annotated[str, typer.Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node.")] = (
-        "team"
-    ),
-    shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    by: Annotated[str, Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node.")] = "team",
+    form: Annotated[ChargebackFormat, Option("--format", help="Form of the output.")] = ChargebackFormat.table,
     focus_version: Annotated[
-        FocusVersion,
-        typer.Option("--focus-version", help="For focus: 1.2, or 1.4 with the columns of split allocation."),
+        FocusVersion, Option("--focus-version", help="For focus: 1.2, or 1.4 with the columns of split allocation.")
     ] = FocusVersion.v1_2,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write to a file; focus into FILE.parquet is Parquet."),
+        Option("-o", "--output", metavar="FILE", help="Write to a file; focus into FILE.parquet is Parquet."),
     ] = None,
     currency: Annotated[
-        str,
-        typer.Option(
-            "--currency", metavar="CODE", help="See it in another currency, at the declared [[exchange]] rates."
-        ),
+        str, Option("--currency", metavar="CODE", help="In another currency, at the declared [[exchange]] rates.")
     ] = "",
-    dsn: Dsn = None,
-    config: Config = None,
+    exit_code: options.ExitCode = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Say who bears what; what nobody held, nobody is known to pay or no rate covers has rows of its own.
+    """Say who pays for what; time that nobody held, that nobody is known to pay or that has no rate has its own rows.
 
-    Ends with 1 when some usage has no price.
+    With --exit-code it ends with 1 when some usage has no price.
     """
-    from gpuledger_collector.accounting.chargeback import DIMENSIONS
-
-    names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
-    unknown = [name for name in names if name not in DIMENSIONS]
-    if unknown or not names:
-        refuse(f"--by: {unknown[0] if unknown else by!r} is none of {', '.join(DIMENSIONS)}")
-    days = period_of(period, start, end)
-    _require_fitting(shape, currency, output)
-    with database(dsn, config) as opened:
-        from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.services.chargeback import chargeback_notes, convert_chargeback, read_chargeback
-        from gpuledger_collector.services.refresh import refresh
-        from gpuledger_collector.storage.ledger import zones
-        from gpuledger_collector.wiring import now
-
-        now_ms = int(now().timestamp() * 1000)
-        with opened.transaction() as connection:
-            days = zones.in_zone(connection, days)
-        with bar("rating") as on_day:
-            refresh(opened, days, now_ms, on_day)
-        with opened.transaction(read_only=True) as connection:
-            made = read_chargeback(connection, days, names, now_ms).report
-            notes = chargeback_notes(connection, days, now_ms, made)
+    names = column_names(by, DIMENSIONS)
+    asked = time_range(period, start, end, days)
+    _require_fitting(form, currency, output)
+    with open_session(dsn, config) as session:
+        now_ms, span = session.now_ms, session.rated(asked)
+        with session.database.transaction(read_only=True) as connection:
+            bill = read_chargeback(connection, span, names, now_ms).report
+            notes = chargeback_notes(connection, span, now_ms, bill)
             if currency:
                 try:
-                    made, missing = convert_chargeback(connection, days, names, currency, now_ms)
+                    bill, missing = convert_chargeback(connection, span, names, currency, now_ms)
                 except ValueError as error:
                     refuse(f"--currency: {error}")
                 notes += missing
-            if shape is Shape.focus:
-                _write_focus(connection, days, names, now_ms, focus_version, output)
-            elif shape is Shape.beancount:
-                _write_journal(connection, days, names, now_ms, output)
-            elif shape is Shape.parquet:
-                _write_parquet(made, output)
+            if form is ChargebackFormat.focus:
+                _write_focus(connection, span, _owner_level(names), now_ms, focus_version, output)
+            elif form is ChargebackFormat.beancount:
+                _write_journal(connection, span, _owner_level(names), now_ms, output)
+            elif output is not None and form is ChargebackFormat.parquet:
+                rows = csv.DictReader(io.StringIO(as_csv(bill), newline=""))
+                parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), bill.by))
             else:
-                _emit(_text(made, days, shape, notes), output)
+                width = terminal_width() if output is None else None
+                write_text(report_text(bill, span, options.Format(form.value), notes, width), output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
-    if made.unpriced:
-        raise typer.Exit(FINDINGS)
+    end_with(bool(bill.unpriced), exit_code)
 
 
-def _text(made: Report, period: Period, shape: Shape, notes: list[str]) -> str:
-    from gpuledger_collector.export import chargeback as forms
-
-    if shape is Shape.csv:
-        return forms.as_csv(made)
-    if shape is Shape.json:
-        return forms.as_json(made, period, notes)
-    terminal = sys.stdout.isatty()
-    if terminal:
-        import shutil
-
-        return forms.as_table(made, shutil.get_terminal_size().columns)
-    return forms.as_table(made, None)
+def report_text(bill: Report, period: Period, form: options.Format, notes: list[str], width: int | None) -> str:
+    """A chargeback as CSV, JSON or a table of at most `width` columns, totals last."""
+    if form is options.Format.csv:
+        return as_csv(bill)
+    if form is options.Format.json:
+        return as_json(bill, period, notes)
+    columns = [*map(Column, bill.by), *(_measure_column(name) for name in table_columns(bill))]
+    totals = [
+        {**texts(total), bill.by[0]: "total" if total.currency is not None else "unpriced"} for total in bill.totals
+    ]
+    return table_text(columns, [_table_row(row, bill) for row in bill.rows], width, totals)
 
 
-def _emit(text: str, output: Path | None) -> None:
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        output.write_text(text, encoding="utf-8", newline="")
+def _table_row(row: ReportRow, bill: Report) -> dict[str, str]:
+    return {**dict(zip(bill.by, row.keys, strict=True)), **texts(row)}
 
 
-def _require_fitting(shape: Shape, currency: str, output: Path | None) -> None:
-    """Refuses what does not go together, before any work is done."""
-    if currency and shape not in {Shape.table, Shape.csv, Shape.json}:
-        refuse(f"--currency is a view of the table, csv and json; {shape.value} has the ledger's currencies")
-    if output is not None and not output.parent.is_dir():
-        refuse(f"{output.parent} is no folder to write to")
-    if shape is Shape.parquet or (output is not None and output.suffix == ".parquet"):
-        _require_parquet(shape, output)
+def _measure_column(name: str) -> Column:
+    return Column(name, name, is_number=name not in TEXTS, is_optional=name not in ALWAYS_SHOWN)
 
 
-def _require_parquet(shape: Shape, output: Path | None) -> None:
-    """Refuses what cannot be written as Parquet, before any work is done."""
-    from gpuledger_collector.export import parquet
-
-    if output is None:
-        refuse("--format parquet needs a file to write to: -o chargeback.parquet")
-    if shape not in {Shape.parquet, Shape.focus}:
+def _require_fitting(form: ChargebackFormat, currency: str, output: Path | None) -> None:
+    """Refuse options that do not go together, before any work is done."""
+    if currency and form not in LISTS:
+        refuse(f"--currency is a view of the table, csv and json; {form.value} has the ledger's currencies")
+    require_folder(output)
+    if form is not ChargebackFormat.parquet and (output is None or output.suffix != ".parquet"):
+        return
+    if form not in {ChargebackFormat.parquet, ChargebackFormat.focus}:
         refuse(f"-o {output}: only --format parquet and --format focus write Parquet")
+    require_parquet(output, "chargeback")
+
+
+def require_parquet(output: Path | None, example: str) -> None:
+    """Refuse to write Parquet to standard output, or without its library."""
+    if output is None:
+        refuse(f"--format parquet needs a file to write to: -o {example}.parquet")
     try:
         parquet.arrow()
     except parquet.ArrowMissing as error:
-        refuse(str(error), LACKING)
+        refuse(str(error), UNAVAILABLE)
 
 
-def _write_parquet(made: Report, output: Path | None) -> None:
-    import csv
-    import io
+def _owner_level(names: tuple[str, ...]) -> str:
+    return next((name for name in names if name in LEVELS), "team")
 
-    from gpuledger_collector.export import chargeback, parquet
 
-    rows = csv.DictReader(io.StringIO(chargeback.as_csv(made), newline=""))
-    assert output is not None
-    parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), made.by))
+@contextmanager
+def text_file(output: Path | None) -> Iterator[TextIO]:
+    """The file to write to, or standard output."""
+    if output is None:
+        yield sys.stdout
+        return
+    with output.open("w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def _write_focus(
-    connection: Connection,
-    period: Period,
-    names: tuple[str, ...],
-    now_ms: int,
-    version: FocusVersion,
-    output: Path | None,
+    connection: Connection, period: Period, level: str, now_ms: int, version: FocusVersion, output: Path | None
 ) -> None:
-    from gpuledger_collector.accounting.owner_tree import LEVELS
-    from gpuledger_collector.export import focus, focus_split, parquet
-    from gpuledger_collector.storage.billing import periods
-    from gpuledger_collector.storage.billing.allocation import shares
-    from gpuledger_collector.storage.ledger import reports, zones
-
-    level = next((name for name in names if name in LEVELS), "team")
-    closed = {one.name for one in periods.closed(connection)}
-    form, columns = (
+    closed = {closed_period.name for closed_period in periods.closed(connection)}
+    make_lines: Callable[..., Iterator[dict[str, str]]]
+    make_lines, columns = (
         (focus.lines, focus.COLUMNS) if version is FocusVersion.v1_2 else (focus_split.lines, focus_split.COLUMNS)
     )
-    days = zones.calendar(connection)
-    borne = shares(connection, period, level, now_ms)
-    lines = form(reports.charges(connection, period), level, focus.Issuer(), closed, days, borne)
-    if output is None:
-        focus.write(lines, sys.stdout, columns)
-    elif output.suffix == ".parquet":
+    calendar = zones.calendar(connection)
+    shared = shares(connection, period, level, now_ms)
+    charges = reports.charges(connection, period)
+    lines = make_lines(charges, level, focus.Issuer(), closed, calendar, shared)
+    if output is not None and output.suffix == ".parquet":
         parquet.write(lines, output, parquet.focus_kinds(columns))
-    else:
-        with output.open("w", encoding="utf-8", newline="") as file:
-            focus.write(lines, file, columns)
+        return
+    with text_file(output) as file:
+        focus.write(lines, file, columns)
 
 
-def _write_journal(
-    connection: Connection, period: Period, names: tuple[str, ...], now_ms: int, output: Path | None
-) -> None:
-    from gpuledger_collector.accounting.owner_tree import LEVELS
-    from gpuledger_collector.export import beancount
-    from gpuledger_collector.storage.billing.allocation import shares
-    from gpuledger_collector.storage.ledger import reports, zones
-
-    level = next((name for name in names if name in LEVELS), "team")
+def _write_journal(connection: Connection, period: Period, level: str, now_ms: int, output: Path | None) -> None:
     calendar = zones.calendar(connection)
     days = [(day, reports.charged_lines(connection, day, (level,))) for day in calendar.days(period)]
-    borne = shares(connection, period, level, now_ms)
-    if output is None:
-        beancount.write(days, level, sys.stdout, calendar, borne)
-        return
-    with output.open("w", encoding="utf-8", newline="") as file:
-        beancount.write(days, level, file, calendar, borne)
+    shared = shares(connection, period, level, now_ms)
+    with text_file(output) as file:
+        beancount.write(days, level, file, calendar, shared)

@@ -1,41 +1,38 @@
-"""What every command shares: the database it works on, how it refuses, and its exit codes."""
+"""What every command shares: how it reads its options, how it refuses, and its exit codes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
-from gpuledger_collector.cli.terminal import say, shown
-from gpuledger_collector.settings import Settings, load
-from gpuledger_common.settings import SettingsError
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import Calendar, Period, date_range, parse_period
+from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
+from gpuledger_collector.cli.terminal import say, shield
 
-if TYPE_CHECKING:
-    from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.storage.database import Database
+DONE, FINDINGS, BAD_INPUT, UNAVAILABLE = 0, 1, 2, 3
+"""Exit codes: done; a check failed, or something was found and --exit-code given; bad input; no driver, database..."""
+INTERRUPTED = 130
+COMPLETE_VARIABLE = "_GPULEDGER_COMPLETE"
+"""Set by a shell that asks for completions."""
 
-DONE, FINDINGS, BAD_INPUT, LACKING = 0, 1, 2, 3
-"""Exit codes: done; findings; bad input; the environment lacks something."""
 
-Dsn = Annotated[
-    str | None,
-    typer.Option("--dsn", help="Postgres 15 to 18 to use instead of the embedded one.", metavar="DSN"),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", help="TOML file with settings.", metavar="FILE"),
-]
-Month = Annotated[str | None, typer.Option("--period", metavar="YYYY-MM", help="A month (of the billing zone).")]
-FirstDay = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Or: first day, included.")]
-LastDay = Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day, not included.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
+def new_app(**options: Any) -> typer.Typer:
+    """A command or a group. Help is plain text: brackets in it stay, and nothing heavy is imported for it."""
+    return typer.Typer(rich_markup_mode=None, add_completion=False, **options)
+
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)")
+UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
 class Refusal(Exception):
@@ -51,79 +48,116 @@ def refuse(sentence: str, code: int = BAD_INPUT) -> NoReturn:
     raise Refusal(sentence, code)
 
 
-def untouched(dry_run: bool) -> str:
-    """What is said after a sentence that tells of a change, where it was only tried."""
+def end_with(found: bool, exit_code: bool) -> None:
+    """End with 1 when something was found and `--exit-code` asks for it."""
+    if found and exit_code:
+        raise typer.Exit(FINDINGS)
+
+
+def dry_run_note(dry_run: bool) -> str:
+    """The end of a sentence about a change that was only tried."""
     return " (dry run: nothing was changed)" if dry_run else ""
 
 
-def settings(config: Path | None = None, dsn: str | None = None) -> Settings:
-    """The settings of this command; `--dsn` wins over file and environment. Raises SettingsError."""
-    environment = dict(os.environ)
-    if dsn is not None:
-        environment |= {"GPULEDGER_DSN": dsn}
-        environment.pop("GPULEDGER_DSN_FILE", None)
-    return load(config, environment, Path.home())
+@dataclass(frozen=True)
+class TimeRange:
+    """The days that a command asks about, by their names, before the billing zone and the clock are known."""
+
+    nominal: Period | None = None
+    """The days as UTC days of the same names."""
+    last_days: int | None = None
+
+    def resolve(self, calendar: Calendar, now_ms: int) -> Period:
+        """The period in the billing zone; this month when nothing was asked for."""
+        if self.nominal is not None:
+            return calendar.named(self.nominal)
+        if self.last_days is None:
+            return calendar.month(calendar.month_of(now_ms))
+        today = calendar.day_of(now_ms)
+        return Period(calendar.days_before(today.start_ms, self.last_days), today.end_ms)
 
 
-def period_of(period: str | None, start: str | None, end: str | None) -> Period:
-    """The month, or the days, that --period or --from and --to say."""
-    from gpuledger_collector.accounting.period import date_range, month
-
+def time_range(period: str | None, start: str | None, end: str | None, days: int | None = None) -> TimeRange:
+    """The one rule of time: --period, or --from with --to, or --days; without any, this month."""
+    if (period is not None) + (start is not None or end is not None) + (days is not None) > 1:
+        refuse("give one of --period, --from with --to, and --days")
+    if (start is None) != (end is None):
+        refuse("give both --from and --to: --from 2026-10-01 --to 2026-11-01")
     try:
-        if period is not None and start is None and end is None:
-            return month(period)
-        if period is None and start is not None and end is not None:
-            return date_range(start, end)
+        if period is not None:
+            return TimeRange(parse_period(period))
+        if start is not None and end is not None:
+            return TimeRange(date_range(start, end))
     except ValueError as error:
         refuse(str(error))
-    return refuse("say which days: --period 2026-10, or --from 2026-10-01 --to 2026-11-01")
+    return TimeRange(last_days=days)
 
 
-def owner_levels(given: Sequence[str]) -> dict[str, str]:
+def column_names(by: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The names that `--by` gives, each once and each a known one."""
+    names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        refuse(f"--by: {unknown[0] if unknown else by!r} is none of {', '.join(known)}")
+    return names
+
+
+def require_level(level: str, option: str = "--level") -> None:
+    """Refuse what is no level of the owner tree."""
+    if level not in LEVELS:
+        refuse(f"{option}: {level!r} is none of {', '.join(LEVELS)}")
+
+
+def owner_levels(texts: Sequence[str], option: str = "--owner") -> dict[str, str]:
     """`LEVEL=VALUE` texts of `--owner` as level -> value. Refuses what is no level of the owner tree."""
-    from gpuledger_collector.accounting.owner_tree import LEVELS
-
     levels = {}
-    for text in given:
+    for text in texts:
         level, _, value = text.partition("=")
         if level not in LEVELS or not value:
-            refuse(f"--owner: {text!r} is not LEVEL=VALUE with a level of {', '.join(LEVELS)}")
+            refuse(f"{option}: {text!r} is not LEVEL=VALUE with a level of {', '.join(LEVELS)}")
         levels[level] = value
     return levels
 
 
-def declared_owner(given: Sequence[str], option: str = "--owner") -> dict[str, str]:
-    """The same where it declares who pays or who sees: a row that reports make themselves is no owner."""
-    from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
-
-    levels = owner_levels(given)
+def declared_owner(texts: Sequence[str], option: str = "--owner") -> dict[str, str]:
+    """The same for a declaration of who pays or who may read: the names of report rows are reserved."""
+    levels = owner_levels(texts, option)
     for name in levels.values():
         if is_reserved(name):
             refuse(f"{option}: {reserved_message(name)}")
     return levels
 
 
-@contextlib.contextmanager
-def database(dsn: str | None = None, config: Path | None = None, *, migrated: bool = True) -> Iterator[Database]:
-    """The database of `--dsn`, of the settings, or the embedded one, up and migrated while the block runs."""
-    from gpuledger_collector import wiring
+def duration_ms(text: str, option: str) -> int:
+    """Milliseconds of `90s`, `10m`, `24h`, `7d` or `2w`; refuses other texts, naming the option."""
+    match = DURATION.fullmatch(text.strip().lower())
+    if match is None or float(match[1]) <= 0:
+        refuse(f"{option}: {text!r} is not a length of time; write for example 10m, 24h or 7d")
+    return round(float(match[1]) * UNIT_MS[match[2]])
 
-    with wiring.database(settings(config, dsn), migrated=migrated) as opened:
-        yield opened
+
+def require_folder(output: Path | None) -> None:
+    """Refuse to write where there is no folder, before any work is done."""
+    if output is not None and not output.parent.is_dir():
+        refuse(f"{output.parent} is not an existing folder")
 
 
 def run(build: Callable[[], typer.Typer]) -> None:
-    """Build and run the app, and turn what people can cure into a sentence and an exit code."""
-    sys.stdout = shown(sys.stdout)
+    """Build and run the app, and turn a failure that the user can fix into a sentence and an exit code."""
+    sys.stdout = shield(sys.stdout)
+    if COMPLETE_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init  # a fifth of the time of `--help`
+
+        completion_init()
     try:
         build()()
     except KeyboardInterrupt:
-        _end("stopped", 130)
+        _end("stopped", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output (head, less) has gone: nothing is left to say, and nothing may be flushed to it.
+        # The reader of our output (head, less) has gone: nothing may be flushed to it when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(DONE)
-    except Exception as error:  # the last line of defence: no traceback to a user
+    except Exception as error:  # no traceback to a user
         _end(*explain(error))
 
 
@@ -131,17 +165,18 @@ def explain(error: Exception) -> tuple[str, int]:
     """The sentence and the exit code for an exception that ended a command."""
     if isinstance(error, Refusal):
         return str(error), error.code
-    if isinstance(error, SettingsError):
-        return str(error), BAD_INPUT
+    # By name: their modules are imported only by commands that can raise them.
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    if "gpuledger_common.settings.SettingsError" in kinds:
+        return str(error), BAD_INPUT
     if "gpuledger_collector.storage.errors.StorageError" in kinds:
-        return str(error), LACKING
+        return str(error), UNAVAILABLE
     if kinds & {"psycopg.OperationalError", "sqlalchemy.exc.OperationalError", "psycopg.errors.OperationalError"}:
-        said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-        return f"the database gave no answer: {said}", LACKING
+        reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+        return f"the database gave no answer: {reason}", UNAVAILABLE
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}", BAD_INPUT
-    return _report_bug(error), LACKING
+    return _report_bug(error), UNAVAILABLE
 
 
 def _report_bug(error: Exception) -> str:

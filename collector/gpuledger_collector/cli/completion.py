@@ -1,18 +1,20 @@
-"""gpuledger completion: what makes TAB complete commands and options.
+"""gpuledger completion: complete commands and options with TAB.
 
-Typer's own machinery, without its two options on every command: they would slow the start and clutter `--help`. The
-shell asks by calling the program with `_GPULEDGER_COMPLETE` in its environment.
+Typer's own machinery, without its two options on every command. The shell asks by calling the program with
+`_GPULEDGER_COMPLETE` in its environment; `gpuledger_collector.cli.main` then answers.
 """
 
 from __future__ import annotations
 
 import enum
-import os
+from typing import Annotated
 
-import typer
+from typer import Argument
+from typer._completion_shared import get_completion_script
 
-PROGRAM = "gpuledger"
-ASKED = "_GPULEDGER_COMPLETE"
+from gpuledger_collector.cli.common import COMPLETE_VARIABLE, new_app
+
+app = new_app()
 
 
 class Shell(enum.StrEnum):
@@ -23,17 +25,7 @@ class Shell(enum.StrEnum):
     FISH = "fish"
 
 
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger completion`, and answer when a shell asks."""
-    if ASKED in os.environ:
-        from typer._completion_classes import completion_init
-
-        completion_init()
-    root.command(epilog="Example: gpuledger completion bash > /etc/bash_completion.d/gpuledger")(completion)
-
-
-def completion(shell: Shell = typer.Argument(..., help="The shell that is to complete.")) -> None:
-    """Print the script that makes TAB complete; source it, or put it where your shell looks."""
-    from typer._completion_shared import get_completion_script
-
-    print(get_completion_script(prog_name=PROGRAM, complete_var=ASKED, shell=shell.value))
+@app.command(epilog="Example: gpuledger completion bash > /etc/bash_completion.d/gpuledger")
+def completion(shell: Annotated[Shell, Argument(help="bash, zsh or fish.")]) -> None:
+    """Print the script that completes commands and options; source it, or put it where your shell looks."""
+    print(get_completion_script(prog_name="gpuledger", complete_var=COMPLETE_VARIABLE, shell=shell.value))

@@ -2,228 +2,198 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, declared_owner, refuse, settings
-from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.accounting.period import format_date
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import FINDINGS, declared_owner, new_app, refuse, require_folder
+from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.progress import bar
+from gpuledger_collector.cli.session import load_settings, open_database, open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.jobs.pack_samples import days_to_pack, pack_samples
+from gpuledger_collector.services.close import verify
+from gpuledger_collector.settings import read_secret
+from gpuledger_collector.storage.access import readers
+from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.database import SUPPORTED, Database
+from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.server import distribution, migrate
+from gpuledger_collector.storage.server.backup import NotABackup, NotEmpty
+from gpuledger_collector.storage.server.backup import backup as write_backup
+from gpuledger_collector.storage.server.backup import restore as restore_backup
+from gpuledger_collector.storage.telemetry.partitions import listing
+from gpuledger_collector.wiring import archive_retention
 from gpuledger_common.plurals import plural
 
-if TYPE_CHECKING:
-    from gpuledger_collector.storage.server.migrate import SchemaStatus
-
-app = typer.Typer(name="db", help="The database: schema, partitions, backup and restore.", no_args_is_help=True)
-
-
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger db`."""
-    root.add_typer(app)
+app = new_app(name="db", help="The database: schema, partitions, backup and restore.", no_args_is_help=True)
+VERSION_COLUMNS = tuple(Column(name) for name in ("server", "supported", "schema", "newest", "pending"))
+PARTITION_COLUMNS = (Column("table"), Column("name"), number("bytes"))
+DryRunOfStatements = Annotated[bool, Option("--dry-run", help="Print the statements and run none.")]
 
 
 @app.command(epilog="Example: gpuledger db upgrade --dsn postgresql://gpuledger@db.example/gpuledger")
 def upgrade(
-    post: bool = typer.Option(
-        False, "--post", help="Also take away what older collectors use, once none of them is alive."
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be migrated, and migrate nothing."),
-    dsn: Dsn = None,
-    config: Config = None,
+    post: Annotated[
+        bool, Option("--post", help="Also remove what only older collectors use, once none of them is alive.")
+    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be migrated, and migrate nothing.")] = (False),
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Bring the schema to this version while older collectors go on; what is there is kept.
+    """Migrate the schema to this version while older collectors keep working; data is kept.
 
-    What they could not go on with is left, and named: run `--post` when every collector is of this version. That ends
-    with 1, and migrates nothing more, while one of them is alive.
+    Migrations that would break them are left, and named: run `--post` when every collector is of this version. That
+    ends with 1, and migrates nothing more, while one of them is alive.
     """
-    with database(dsn, config, migrated=False) as opened:
-        from gpuledger_collector.storage.server import migrate
-
+    with open_database(dsn, config, migrated=False) as database:
         if dry_run:
-            found = migrate.status(opened.dsn)
-            for line in found.pending:
-                print(f"would migrate to {line} ({line.phase})")
-            print(f"{len(found.pending)} migrations pending; newest {found.head}")
+            status = migrate.status(database.dsn)
+            for migration in status.pending:
+                print(f"would migrate to {migration} ({migration.phase})")
+            print(f"{len(status.pending)} migrations pending; newest {status.head}")
             return
-        made = migrate.upgrade(opened.dsn, post=post)
-    for line in made.done:
-        print(f"migrated to {line}")
-    for line in made.left:
-        print(f"left        {line}")
-    if made.older:
-        print(f"older collectors are alive: {', '.join(made.older)}; run it again when they have ended")
-    elif made.left:
+        result = migrate.upgrade(database.dsn, post=post)
+    for migration in result.done:
+        print(f"migrated to {migration}")
+    for migration in result.left:
+        print(f"left        {migration}")
+    if result.older:
+        print(f"older collectors are alive: {', '.join(result.older)}; run it again when they have ended")
+    elif result.left:
         print("run `gpuledger db upgrade --post` when every collector is of this version")
-    elif not made.done:
-        print(f"up to date at {made.head}")
-    if post and made.left:
+    elif not result.done:
+        print(f"up to date at {result.head}")
+    if post and result.left:
         raise typer.Exit(FINDINGS)
 
 
 @app.command(epilog="Example: gpuledger db check && gpuledger serve")
-def check(
-    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
-    dsn: Dsn = None,
-    config: Config = None,
-) -> None:
+def check(form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None) -> None:
     """Say which versions server and schema have; ends with 1 when migrations are pending."""
-    with database(dsn, config, migrated=False) as opened:
-        from gpuledger_collector.storage.database import SUPPORTED
-        from gpuledger_collector.storage.server import migrate
-
-        found = migrate.status(opened.dsn)
-    if shape is not Shape.table:
-        _emit_versions(found, shape)
-        return
-    verdict = "supported" if found.supported else f"not supported: {SUPPORTED[0]} to {SUPPORTED[-1]} are"
-    print(f"server    PostgreSQL {found.server_major}.{found.server_version % 10_000} ({verdict})")
-    print(f"schema    {found.current or 'empty'} (newest {found.head})")
-    for line in found.pending:
-        print(f"pending   {line}" + (" (post: when no older collector is alive)" if line.phase == "post" else ""))
-    for name in found.ahead:
-        print(f"ahead     {name} (of a newer version, which lets this one go on)")
-    if found.pending or not found.supported:
-        raise typer.Exit(FINDINGS)
-
-
-def _emit_versions(found: SchemaStatus, shape: Shape) -> None:
-    """The versions as one row for a program; ends as the text does."""
-    from gpuledger_collector.export.cells import rows_as
-
-    server = f"{found.server_major}.{found.server_version % 10_000}"
-    row = (server, found.supported, found.current or "", found.head, len(found.pending))
-    columns = ("server", "supported", "schema", "newest", "pending")
-    sys.stdout.write(rows_as(shape.value, columns, [row]))
-    if found.pending or not found.supported:
+    with open_database(dsn, config, migrated=False) as database:
+        status = migrate.status(database.dsn)
+    server = f"{status.server_major}.{status.server_version % 10_000}"
+    if form is not options.Format.table:
+        values = (server, status.supported, status.current or "", status.head, len(status.pending))
+        names = [column.name for column in VERSION_COLUMNS]
+        emit(form, VERSION_COLUMNS, [dict(zip(names, values, strict=True))])
+    else:
+        verdict = "supported" if status.supported else f"not supported: {SUPPORTED[0]} to {SUPPORTED[-1]} are"
+        print(f"server    PostgreSQL {server} ({verdict})")
+        print(f"schema    {status.current or 'empty'} (newest {status.head})")
+        for migration in status.pending:
+            note = " (post: when no older collector is alive)" if migration.phase == "post" else ""
+            print(f"pending   {migration}{note}")
+        for name in status.ahead:
+            print(f"ahead     {name} (of a newer version, which this one can work with)")
+    if status.pending or not status.supported:
         raise typer.Exit(FINDINGS)
 
 
 @app.command(epilog="Example: gpuledger db partitions")
 def partitions(
-    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
-    dsn: Dsn = None,
-    config: Config = None,
+    form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None
 ) -> None:
     """List the partitions of the big tables, days and months, with their sizes."""
-    with database(dsn, config) as opened:
-        from gpuledger_collector.storage.database import open_connection
-        from gpuledger_collector.storage.telemetry import partitions as days
-
-        with open_connection(opened.dsn) as connection:
-            found = days.listing(connection)
-    if shape is not Shape.table:
-        from gpuledger_collector.export.cells import rows_as
-
-        rows = [(day.table, day.name, day.bytes) for day in found]
-        sys.stdout.write(rows_as(shape.value, ("table", "name", "bytes"), rows))
-        return
-    for day in found:
-        print(f"{day.table:<12} {day.name:<22} {day.bytes:>14} bytes")
-    print(f"{len(found)} partitions, {sum(day.bytes for day in found)} bytes")
+    with open_session(dsn, config) as session, session.database.transaction() as connection:
+        found = listing(connection)
+    rows = [{"table": partition.table, "name": partition.name, "bytes": partition.bytes} for partition in found]
+    total = sum(partition.bytes for partition in found)
+    emit(form, PARTITION_COLUMNS, rows, [f"{len(found)} partitions, {total} bytes"])
 
 
 @app.command(epilog="Example: gpuledger db distribute --dry-run")
 def distribute(
-    shards: int = typer.Option(32, "--shards", min=1, max=4096, help="Into how many parts; at most as many workers."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print the statements and run none."),
-    dsn: Dsn = None,
-    config: Config = None,
+    shards: Annotated[
+        int, Option("--shards", min=1, max=4096, help="Number of parts; at most as many workers are used.")
+    ] = 32,
+    dry_run: DryRunOfStatements = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
     """Spread samples and usage over the workers of a Citus cluster, by accelerator. Stop the collectors before.
 
     docs/scale.md says from which size on, and what was tried.
     """
-    with database(dsn, config) as opened:
-        from gpuledger_collector.storage.database import open_connection
-        from gpuledger_collector.storage.server import distribution
-
-        with open_connection(opened.dsn, autocommit=True) as connection:
-            made = (distribution.plan if dry_run else distribution.distribute)(connection, shards)
-    for statement in made:
+    with open_session(dsn, config) as session, session.database.connect() as connection:
+        statements = (distribution.plan if dry_run else distribution.distribute)(connection, shards)
+    for statement in statements:
         print(f"{statement};")
-    if not made:
+    if not statements:
         print("-- everything is distributed already")
 
 
 @app.command(epilog="Example: gpuledger db pack --dry-run")
 def pack(
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say which days would be packed, and pack none."),
-    dsn: Dsn = None,
-    config: Config = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say which days would be packed, and pack none.")] = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Pack old samples and let go what is older than the settings keep, as the daily job does.
+    """Pack old samples and remove what is older than the settings keep, as the daily job does.
 
     Ends with 1 when a day could not be locked: the next run takes it.
     """
-    with database(dsn, config) as opened:
-        from gpuledger_collector.accounting.period import format_date
-        from gpuledger_collector.jobs.pack_samples import days_to_pack, pack_samples
-        from gpuledger_collector.wiring import archive_retention, now
-
-        retention = archive_retention(settings(config, dsn))
-        now_ms = int(now().timestamp() * 1000)
+    retention = archive_retention(load_settings(config, dsn))
+    with open_session(dsn, config) as session:
         if dry_run:
-            days = days_to_pack(opened, retention, now_ms)
+            days = days_to_pack(session.database, retention, session.now_ms)
             for day_ms in days:
                 print(f"would pack {format_date(day_ms)}")
             print(f"{plural(len(days), 'day')} of samples to pack")
             return
         with bar("packing") as on_day:
-            done = pack_samples(opened, retention, now_ms, on_day)
-    for day in done.packed:
+            result = pack_samples(session.database, retention, session.now_ms, on_day)
+    for day in result.packed:
         print(
             f"packed {format_date(day.day_ms)}: {plural(day.rows, 'sample')} of "
             f"{plural(day.accelerators, 'accelerator')}, {day.hot_bytes} bytes to {day.archive_bytes}"
         )
-    print(done)
-    if done.busy:
+    print(result)
+    if result.busy:
         raise typer.Exit(FINDINGS)
 
 
 @app.command(epilog="Example: gpuledger db backup /backup/gpuledger-$(date +%F).dump")
 def backup(
-    file: Path = typer.Argument(metavar="FILE", help="Where to write it; readable by you alone."),
-    force: bool = typer.Option(False, "--force", help="Replace a file that is there."),
-    dsn: Dsn = None,
-    config: Config = None,
+    file: Annotated[Path, Argument(metavar="FILE", help="Where to write it; readable by you alone.")],
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Write everything that the ledger holds to one file, while it goes on working."""
+    """Write everything that the ledger holds to one file, while it keeps working."""
     if file.exists() and not force:
-        refuse(f"{file} is there already; --force replaces it")
-    if not file.parent.is_dir():
-        refuse(f"{file.parent} is no folder")
-    with database(dsn, config) as opened:
-        from gpuledger_collector.storage.server.backup import backup as write
-
-        size = write(opened.dsn, file)
+        refuse(f"{file} exists already; --force replaces it")
+    require_folder(file)
+    with open_database(dsn, config) as database:
+        size = write_backup(database.dsn, file)
     print(f"{file}: {size} bytes")
 
 
 @app.command(epilog="Example: gpuledger db restore gpuledger.dump --dsn postgresql://gpuledger@new.example/gpuledger")
 def restore(
-    file: Path = typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="What `gpuledger db backup` wrote."),
-    dsn: Dsn = None,
-    config: Config = None,
+    file: Annotated[
+        Path, Argument(metavar="FILE", exists=True, dir_okay=False, help="What `gpuledger db backup` wrote.")
+    ],
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Bring a backup into an empty database, bring its schema to this version, and check every closed month's seal.
+    """Restore a backup into an empty database, migrate its schema to this version, and check every closed month's seal.
 
     The same or a newer major version of Postgres takes it: this is how to upgrade Postgres. Ends with 1 when a seal
     does not hold.
     """
-    with database(dsn, config, migrated=False) as opened:
-        from gpuledger_collector.storage.server import migrate
-        from gpuledger_collector.storage.server.backup import NotABackup, NotEmpty
-        from gpuledger_collector.storage.server.backup import restore as bring
-
+    with open_database(dsn, config, migrated=False) as database:
         try:
-            bring(opened.dsn, file)
+            restore_backup(database.dsn, file)
         except (NotABackup, NotEmpty) as error:
             refuse(str(error))
-        migrated = migrate.upgrade(opened.dsn).done
-        broken = broken_seals(opened.dsn)
+        migrated = migrate.upgrade(database.dsn).done
+        broken = broken_seals(database)
     print(f"restored from {file}" + (f", and migrated to {migrated[-1]}" if migrated else ""))
     for name in broken:
         say(f"the seal of {name} does not hold")
@@ -231,48 +201,36 @@ def restore(
         raise typer.Exit(FINDINGS)
 
 
-def broken_seals(dsn: str) -> list[str]:
+def broken_seals(database: Database) -> list[str]:
     """Closed months of which the lines are not those that were sealed."""
-    from gpuledger_collector.services.close import verify
-    from gpuledger_collector.storage.billing import periods
-    from gpuledger_collector.storage.database import Database
-    from gpuledger_collector.storage.locks import Lock
-
-    with Database(dsn).transaction(Lock.LEDGER) as connection:
-        return [one.name for one in periods.closed(connection) if not verify(connection, one)]
+    with database.transaction(Lock.LEDGER) as connection:
+        return [period.name for period in periods.closed(connection) if not verify(connection, period)]
 
 
 @app.command(epilog="Example: gpuledger db grant-reader grafana --password-file grafana.password")
 def grant_reader(
-    role: str = typer.Argument(help="Role of the dashboards' data source; made when it is not there."),
-    password_file: Path | None = typer.Option(
-        None, "--password-file", metavar="FILE", help="Set the role's password to the content of this file."
-    ),
-    owner: list[str] | None = typer.Option(
-        None,
-        "--owner",
-        metavar="LEVEL=VALUE",
-        help="Only this part of the owner tree, held to it by row-level security.",
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print the statements and run none."),
-    dsn: Dsn = None,
-    config: Config = None,
+    role: Annotated[str, Argument(help="Role of the dashboards' data source; created when it does not exist.")],
+    password_file: Annotated[
+        Path | None,
+        Option("--password-file", metavar="FILE", help="Set the role's password to the content of this file."),
+    ] = None,
+    owner: Annotated[
+        list[str] | None,
+        Option("--owner", metavar="LEVEL=VALUE", help="Only this part of the owner tree, by row-level security."),
+    ] = None,
+    dry_run: DryRunOfStatements = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
     """Let a role read rollups and ledgers, and nothing else; repeat it after an upgrade, for its new tables."""
-    from gpuledger_collector.settings import read_secret
-
     levels = declared_owner(owner or []) or None
     password = None if password_file is None else read_secret(password_file, "--password-file")
-    with database(dsn, config) as opened:
-        from gpuledger_collector.storage.access import readers
-        from gpuledger_collector.storage.database import open_connection
-
-        with open_connection(opened.dsn) as connection:
-            if dry_run:
-                for statement in readers.script(connection, role, password, levels):
-                    print(f"{statement};" if not statement.startswith("--") else statement)
-                return
-            left = readers.grant(connection, role, password, levels)
+    with open_session(dsn, config) as session, session.database.transaction() as connection:
+        if dry_run:
+            for statement in readers.script(connection, role, password, levels):
+                print(f"{statement};" if not statement.startswith("--") else statement)
+            return
+        left = readers.grant(connection, role, password, levels)
     say(f"{role} may read " + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or [])))
     for statement in left:
         print(f"left to an administrator: {statement};")

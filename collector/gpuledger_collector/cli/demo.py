@@ -6,7 +6,10 @@ month is sampled more coarsely than the live part, so that it passes in minutes;
 
 from __future__ import annotations
 
+import email
+import email.policy
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -14,17 +17,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from gpuledger_collector.cli.common import LACKING, refuse
+from gpuledger_collector.cli.common import UNAVAILABLE, new_app, refuse
 from gpuledger_collector.cli.terminal import say
 
+app = new_app()
 LATE_NODE, LATE_DAYS = "l4-01", 2
 READY_SECONDS = 60
 MARKER = ".gpuledger-demo"
@@ -78,14 +85,14 @@ VISION_A_DAY, FOUNDATION_A_DAY, DAYS_TO_COME = 400, 2500, 6
 """Vision's budget is too small for what it does, which the forecast sees before it is spent; foundation's is not."""
 
 
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger demo`."""
-    root.command(epilog="Example: gpuledger demo --once")(demo)
+def own_command(arguments: Sequence[str]) -> list[str]:
+    """A command line whose program is that of this installation."""
+    return [str(Path(sys.executable).with_name(arguments[0])), *arguments[1:]]
 
 
 @dataclass
 class Stage:
-    """Where the demo plays: its folder, its commands' environment, and the processes that it started."""
+    """The demo's folder, the environment of its commands, and the port of its collector."""
 
     folder: Path
     environment: dict[str, str]
@@ -101,34 +108,24 @@ class Stage:
         """One line of progress, with the seconds since the start."""
         print(f"[{time.monotonic() - self.started:5.1f} s] {sentence}", flush=True)
 
-    def run(self, *arguments: str, show: bool = True, allow: tuple[int, ...] = (0,)) -> int:
-        """Runs a command of the product, showing it and what it prints."""
-        if show:
-            print(f"\n$ {' '.join(arguments)}", flush=True)
-        program = str(Path(sys.executable).with_name(arguments[0]))
-        done = subprocess.run([program, *arguments[1:]], env=self.environment, cwd=self.folder, check=False)
-        if done.returncode not in allow:
-            refuse(f"the demo stopped: `{' '.join(arguments)}` ended with {done.returncode}", LACKING)
-        return done.returncode
+    def run(self, *arguments: str) -> None:
+        """Run a command of the product, showing it and what it prints. Refuses to continue when it fails."""
+        print(f"\n$ {' '.join(arguments)}", flush=True)
+        process = subprocess.run(own_command(arguments), env=self.environment, cwd=self.folder, check=False)
+        if process.returncode:
+            refuse(f"the demo stopped: `{' '.join(arguments)}` ended with {process.returncode}", UNAVAILABLE)
 
     def read(self, *arguments: str) -> str:
         """What a command of the product prints."""
-        program = str(Path(sys.executable).with_name(arguments[0]))
         return subprocess.run(
-            [program, *arguments[1:]],
-            env=self.environment,
-            cwd=self.folder,
-            check=False,
-            capture_output=True,
-            text=True,
+            own_command(arguments), env=self.environment, cwd=self.folder, check=False, capture_output=True, text=True
         ).stdout
 
     def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Starts a long-running command of the product; what it logs goes to a file of the folder."""
-        program = str(Path(sys.executable).with_name(arguments[0]))
+        """Start a long-running command of the product; its log goes to a file of the folder."""
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [program, *arguments[1:]],
+                own_command(arguments),
                 env={**self.environment, **environment},
                 cwd=self.folder,
                 stdout=log,
@@ -137,11 +134,14 @@ class Stage:
             )
 
 
+@app.command(epilog="Example: gpuledger demo --once")
 def demo(
-    once: bool = typer.Option(False, "--once", help="End after the month instead of serving live."),
-    days: int = typer.Option(30, "--days", min=1, max=90, help="How many past days to simulate."),
-    output: Path = typer.Option(Path("demo-output"), "--output", help="Folder for the files that the demo makes."),
-    port: int = typer.Option(0, "--port", help="Port of the collector; 0 takes 8440, or a free one."),
+    once: Annotated[bool, Option("--once", help="End after the month instead of serving live.")] = False,
+    days: Annotated[int, Option("--days", min=1, max=90, help="How many past days to simulate.")] = 30,
+    output: Annotated[Path, Option("--output", metavar="DIR", help="Folder for the files that the demo makes.")] = Path(
+        "demo-output"
+    ),
+    port: Annotated[int, Option("--port", help="Port of the collector; 0 takes 8440, or a free one.")] = 0,
 ) -> None:
     """Show the product on a simulated fleet: its bill, its waste, and the proof that every GPU-second is there."""
     now = datetime.now(UTC)
@@ -167,7 +167,7 @@ def demo(
 
 
 def simulate(stage: Stage, start: datetime, end: datetime, *options: str, step: str = STEP) -> None:
-    """A part of the fleet's past, sent to the collector."""
+    """Simulate a part of the fleet's past and send it to the collector."""
     if start < end:
         stage.run(
             "gpuledger-agent",
@@ -198,14 +198,13 @@ def simulate_fleet(stage: Stage, start: datetime, end: datetime, month: tuple[st
 
 def act(stage: Stage, start: datetime, middle: datetime) -> None:
     """The bill and the advice in the middle of the month; one is followed, and its saving is measured from then on."""
-    import json
 
     seen = instant(middle)
     stage.say("half of the month is over; who pays so far, what is advised, and one advice is followed:")
     stage.run("gpuledger", "chargeback", "--from", f"{start:%Y-%m-%d}", "--to", f"{middle:%Y-%m-%d}", "--by", "team")
-    stage.run("gpuledger", "recommend", "--as-of", seen, "--top", "3", allow=(0, 1))
-    told = stage.read("gpuledger", "recommend", "--as-of", seen, "--format", "json")
-    number = next((one["id"] for one in json.loads(told)["items"] if ADVISED in one["advice"]), None)
+    stage.run("gpuledger", "recommend", "--as-of", seen, "--top", "3")
+    listed = stage.read("gpuledger", "recommend", "--as-of", seen, "--format", "json")
+    number = next((item["id"] for item in json.loads(listed)["items"] if ADVISED in item["advice"]), None)
     if number is not None:
         reason = f"{ADVISED} gives its cards back"
         stage.run("gpuledger", "recommend", "accept", number, "--at", seen, "--reason", reason)
@@ -298,9 +297,7 @@ def collector(stage: Stage) -> Iterator[None]:
 
 
 def wait_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
-    """Waits until the collector answers /readyz with 200."""
-    import urllib.error
-    import urllib.request
+    """Wait until the collector answers /readyz with 200."""
 
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
@@ -313,7 +310,7 @@ def wait_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
             time.sleep(0.1)
     log = stage.folder / "logs" / "collector.log"
     last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["(it said nothing)"]
-    refuse(f"the demo's collector did not become ready: {last[0]} (see {log})", LACKING)
+    refuse(f"the demo's collector did not become ready: {last[0]} (see {log})", UNAVAILABLE)
 
 
 def end(*processes: subprocess.Popen[bytes]) -> None:
@@ -354,23 +351,21 @@ def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None
     tomorrow = now + timedelta(days=1)
     stage.run("gpuledger", "budgets", "replay", "--from", f"{start:%Y-%m-%d}", "--to", f"{tomorrow:%Y-%m-%d}")
     stage.run("gpuledger", "outbox", "send")
-    stage.run("gpuledger", "budgets", allow=(0, 1))
+    stage.run("gpuledger", "budgets")
 
 
 def show_mails(folder: Path) -> None:
     """Where the mails are, and the subject of each."""
-    import email
-    import email.policy
 
-    found = sorted((folder / "mails").glob("*.eml"))
-    print(f"    {'mails':18} {len(found):>10} .eml files:")
-    for path in found:
+    paths = sorted((folder / "mails").glob("*.eml"))
+    print(f"    {'mails':18} {len(paths):>10} .eml files:")
+    for path in paths:
         mail = email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
         say(f"        {path.name[:8]}  {mail['To']}: {str(mail['Subject']).strip()}")
 
 
 def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple[str, datetime] | None) -> None:
-    """Prints the bill, the proof and the extremes, closes the last month, and leaves the files."""
+    """Print the bill, the proof and the extremes, closes the last month, and leaves the files."""
     first, last = f"{start:%Y-%m-%d}", f"{now:%Y-%m-%d}"
     span = ("--from", first, "--to", last)
     stage.say("rating the month ...")
@@ -384,17 +379,17 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     watch_month(stage, start, now, days)
     stage.run("gpuledger", "accelerators", *span, "--sort", "busiest", "--top", "5")
     stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
-    stage.run("gpuledger", "idle", "--days", str(days), "--by", "state", allow=(0, 1))
-    stage.run("gpuledger", "idle", "--now", "--top", "8", allow=(0, 1))
-    stage.run("gpuledger", "anomalies", allow=(0, 1))
+    stage.run("gpuledger", "idle", "--days", str(days), "--by", "state")
+    stage.run("gpuledger", "idle", "--now", "--top", "8")
+    stage.run("gpuledger", "anomalies", "--days", str(days))
     stage.run("gpuledger", "notifications", "write")
     stage.run("gpuledger", "outbox", "send")
-    stage.run("gpuledger", "recommend", "--top", "3", allow=(0, 1))
+    stage.run("gpuledger", "recommend", "--top", "3")
     stage.run("gpuledger", "recommend", "--state", "accepted,done")
     stage.run("gpuledger", "runs", *span, "--top", "5")
     stage.run("gpuledger", "forecast", "--horizon", "24h")
-    stage.run("gpuledger", "forecast", "history", allow=(0, 1))
-    stage.run("gpuledger", "scale", "advise", "--delay", "10m", allow=(0, 1))
+    stage.run("gpuledger", "forecast", "history")
+    stage.run("gpuledger", "scale", "advise", "--delay", "10m")
     if month is not None:
         close_month(stage, *month)
     for name in ([] if month is None else [month[0]]) + [f"{now:%Y-%m}"]:
@@ -411,7 +406,7 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
 def live(stage: Stage, now: datetime) -> None:
     """Agents of the whole fleet at ten seconds a sample, until Ctrl-C."""
     names = subprocess.run(
-        [str(Path(sys.executable).with_name("gpuledger-agent")), "simulate", "--list-nodes"],
+        own_command(("gpuledger-agent", "simulate", "--list-nodes")),
         env=stage.environment,
         check=True,
         capture_output=True,

@@ -1,147 +1,133 @@
-"""gpuledger doctor: the most likely misconfigurations, each with its cure."""
+"""gpuledger doctor: the most likely misconfigurations, each with its remedy."""
 
 from __future__ import annotations
 
-import enum
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
-from gpuledger_collector.cli.common import DONE, FINDINGS, LACKING, Config, Dsn, database, explain, settings
+from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import DONE, FINDINGS, UNAVAILABLE, explain, new_app
+from gpuledger_collector.cli.output import print_json
+from gpuledger_collector.cli.remediation import Finding, bad, note, ok, remediation
+from gpuledger_collector.cli.session import clock_ms, load_settings, open_database
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.services.node_health import SILENT_MS
+from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage.access import readers, row_level_security
+from gpuledger_collector.storage.ledger.health import LedgerHealth, read_declarations, read_health
+from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.plurals import plural
 
-if TYPE_CHECKING:
-    from gpuledger_collector.settings import Settings
-    from gpuledger_collector.storage.ledger.health import LedgerHealth
-
+app = new_app()
 DAYS = 7
-DAY_MS = 86_400_000
 MIN_FREE_BYTES = 1024**3
-MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+UNATTRIBUTED_SHARE = 10
+"""One part in so many of the held time may have no team."""
+MARKS = {"bad": "BAD ", "note": "note", "ok": "ok  "}
 
 
-class Shape(enum.StrEnum):
-    """How it is printed."""
-
-    table = "table"
-    json = "json"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at: `bad` needs a cure, `note` is worth knowing, `ok` is as it should be."""
-
-    verdict: Literal["ok", "note", "bad"]
-    topic: str
-    sentence: str
-    cure: str = ""
-
-
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger doctor`."""
-    root.command(epilog="Example: gpuledger doctor")(doctor)
-
-
+@app.command(epilog="Example: gpuledger doctor")
 def doctor(
-    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
-    dsn: Dsn = None,
-    config: Config = None,
+    form: options.PageForm = options.PageFormat.table, dsn: options.Dsn = None, config: options.Config = None
 ) -> None:
-    """Look for what is most likely misconfigured, and say the cure. Changes nothing.
+    """Look for what is most likely misconfigured, and name the remedy. Changes nothing.
 
-    Ends with 1 when something needs a cure, with 3 when the database cannot be reached.
+    Ends with 1 when something needs a remedy, with 3 when the database cannot be reached.
     """
-    wanted = settings(config, dsn)
-    found = [*surroundings(wanted)]
+    chosen = load_settings(config, dsn)
+    findings = [*machine(chosen)]
     code = DONE
     try:
-        with database(dsn, config) as opened:
-            from gpuledger_collector.cli.remediation import remediation
-            from gpuledger_collector.services.node_health import SILENT_MS
-            from gpuledger_collector.storage.access import readers, row_level_security
-            from gpuledger_collector.storage.ledger.health import read_declarations, read_health
-            from gpuledger_collector.wiring import now
-
-            now_ms = round(now().timestamp() * 1000)
-            with opened.transaction() as connection:
-                version = connection.info.parameter_status("server_version") or ""
-                seen = read_health(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
-                asked_ms = round(now().timestamp() * 1000)
-                declared = read_declarations(connection, asked_ms, asked_ms - DAYS * DAY_MS)
-                cure = "" if row_level_security.is_enabled(connection) else row_level_security.advice(connection)
-                loose = readers.not_held(connection)
-        found.append(Finding("ok", "database", f"PostgreSQL {version.split()[0]} answers, its schema is current"))
-        found += [*ledger_findings(seen, now_ms), wall(cure), *roles(loose), *remediation(declared, wanted, asked_ms)]
+        findings += database_findings(chosen, dsn, config)
     except Exception as error:
         sentence, _ = explain(error)
-        found.append(Finding("bad", "database", sentence, "see the sentence; `gpuledger db check` looks closer"))
-        code = LACKING
-    emit(found, shape)
-    bad = any(finding.verdict == "bad" for finding in found)
-    raise typer.Exit(code or (FINDINGS if bad else DONE))
-
-
-def surroundings(wanted: Settings) -> Iterator[Finding]:
-    """The machine: where the database lies, room on its disk, who may reach the collector."""
-    if wanted.database_dsn() is None:
-        folder = next(path for path in (wanted.data_dir, *wanted.data_dir.parents) if path.exists())
-        free = shutil.disk_usage(folder).free
-        size = f"{free / 1024**3:.1f} GiB free at {wanted.data_dir}"
-        if free < MIN_FREE_BYTES:
-            yield Finding("bad", "disk", size, "make room, or set GPULEDGER_DATA_DIR to a larger disk")
-        else:
-            yield Finding("ok", "disk", size)
+        findings.append(bad("database", sentence, "see the sentence; `gpuledger db check` looks closer"))
+        code = UNAVAILABLE
+    findings.sort(key=lambda finding: list(MARKS).index(finding.verdict))
+    if form is options.PageFormat.json:
+        print_json([asdict(finding) for finding in findings])
     else:
-        yield Finding("ok", "disk", "the database is given by DSN; its disk is its own")
-    if wanted.on_loopback:
-        yield Finding(
-            "note",
+        print_findings(findings)
+    raise typer.Exit(code or (FINDINGS if any(finding.verdict == "bad" for finding in findings) else DONE))
+
+
+def database_findings(chosen: Settings, dsn: str | None, config: Path | None) -> list[Finding]:
+    """What the database shows. Raises what a database that cannot be reached raises."""
+    with open_database(dsn, config) as database:
+        now_ms = clock_ms()
+        with database.transaction() as connection:
+            version = connection.info.parameter_status("server_version") or ""
+            seen = read_health(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
+            declared_ms = clock_ms()  # read again: the clocks of collector and database are compared
+            declared = read_declarations(connection, declared_ms, declared_ms - DAYS * DAY_MS)
+            remedy = "" if row_level_security.is_enabled(connection) else row_level_security.advice(connection)
+            unlimited = readers.not_held(connection)
+    return [
+        ok("database", f"PostgreSQL {version.split()[0]} answers, its schema is current"),
+        *ledger(seen, now_ms),
+        viewers(remedy),
+        *roles(unlimited),
+        *remediation(declared, chosen, declared_ms),
+    ]
+
+
+def machine(chosen: Settings) -> Iterator[Finding]:
+    """The machine: where the database lies, room on its disk, who may reach the collector."""
+    if chosen.database_dsn() is None:
+        folder = next(path for path in (chosen.data_dir, *chosen.data_dir.parents) if path.exists())
+        free = shutil.disk_usage(folder).free
+        size = f"{free / 1024**3:.1f} GiB free at {chosen.data_dir}"
+        if free < MIN_FREE_BYTES:
+            yield bad("disk", size, "make room, or set GPULEDGER_DATA_DIR to a larger disk")
+        else:
+            yield ok("disk", size)
+    else:
+        yield ok("disk", "not checked: the database is given by DSN")
+    if chosen.on_loopback:
+        yield note(
             "network",
-            f"listens on {wanted.listen}: agents of other nodes cannot reach it",
+            f"listens on {chosen.listen}: agents of other nodes cannot reach it",
             "for a fleet set listen, require_tokens, TLS (docs/guides/platform-engineer.md)",
         )
-    elif wanted.reader_tokens() is None:
-        yield Finding(
-            "note",
+    elif chosen.reader_tokens() is None:
+        yield note(
             "network",
-            f"listens on {wanted.listen}; nobody reads over HTTP without a token",
+            f"listens on {chosen.listen}; nobody reads over HTTP without a token",
             "gpuledger token create --role viewer, finance or admin opens GET /v1/...",
         )
     else:
-        yield Finding("ok", "network", f"listens on {wanted.listen}, with tokens")
+        yield ok("network", f"listens on {chosen.listen}, with tokens")
 
 
-def ledger_findings(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
+def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     """What the ledger shows: agents, prices, attribution, proofs, jobs."""
     yield from agents(seen)
     if seen.prices == 0:
-        yield Finding("bad", "prices", "the price book is empty: all usage is unpriced", "gpuledger import prices FILE")
+        yield bad("prices", "the price book is empty: all usage is unpriced", "gpuledger import prices FILE")
     elif seen.unpriced_ns:
-        yield Finding(
-            "bad",
+        yield bad(
             "prices",
-            f"{hours(seen.unpriced_ns)} GPU-hours of the last {DAYS} days have no price",
+            f"{seen.unpriced_ns // GPU_NS_PER_HOUR} GPU-hours of the last {DAYS} days have no price",
             "add the missing pool or model: gpuledger prices list, gpuledger prices set",
         )
     else:
-        yield Finding("ok", "prices", f"{plural(seen.prices, 'rate')} in force, nothing unpriced")
-    if seen.held_ns and seen.unattributed_ns * 10 > seen.held_ns:
-        share = 100 * seen.unattributed_ns // seen.held_ns
-        yield Finding(
-            "bad",
+        yield ok("prices", f"{plural(seen.prices, 'rate')} in force, nothing unpriced")
+    if seen.held_ns and seen.unattributed_ns * UNATTRIBUTED_SHARE > seen.held_ns:
+        yield bad(
             "attribution",
-            f"{share} % of the held time of the last {DAYS} days has no team",
+            f"{100 * seen.unattributed_ns // seen.held_ns} % of the held time of the last {DAYS} days has no team",
             "gpuledger tags check shows whose; add tags, or rules with gpuledger apply",
         )
     elif seen.held_ns:
-        yield Finding("ok", "attribution", f"{hours(seen.held_ns)} GPU-hours held, at most a tenth without a team")
+        yield ok("attribution", f"{seen.held_ns // GPU_NS_PER_HOUR} GPU-hours held, at most a tenth without a team")
     if seen.broken_days:
-        yield Finding(
-            "bad",
+        yield bad(
             "proof",
             f"the proof does not hold on {seen.broken_days} of the last {DAYS} days",
             "gpuledger reconcile --from DATE --to DATE names them",
@@ -149,37 +135,32 @@ def ledger_findings(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     yield from jobs(seen, now_ms)
     yield from writing(seen)
     for claim in seen.claims:
-        yield Finding(
-            "bad", "integrity", claim.sentence(), "look at the node; gpuledger import inventory says who is right"
-        )
+        yield bad("integrity", claim.sentence(), "look at the node; gpuledger import inventory decides it")
     if seen.unbound_tokens:
-        yield Finding(
-            "note",
+        yield note(
             "tokens",
             f"with {seen.unbound_tokens} of the tokens any node can be reported",
             "right for Prometheus; for agents: gpuledger token create --role agent --node NODE",
         )
     if seen.conflicts:
-        yield Finding(
-            "bad",
+        yield bad(
             "integrity",
             f"{seen.conflicts} batches came with other bytes under a known number",
             "two agents share a spool, or somebody forges: look into table ingest_conflict",
         )
 
 
-def wall(cure: str) -> Finding:
-    """Whether row-level security stands before viewers over HTTP; `cure`: what is to be run where it does not."""
-    if not cure:
-        return Finding("ok", "viewers", "row-level security stands before viewers over HTTP")
-    return Finding("note", "viewers", "the collector's own filters alone hold viewers over HTTP to their rows", cure)
+def viewers(remedy: str) -> Finding:
+    """Whether row-level security holds viewers over HTTP to their rows; `remedy`: what to run where it does not."""
+    if not remedy:
+        return ok("viewers", "row-level security holds viewers over HTTP to their rows")
+    return note("viewers", "only the collector's own filters hold viewers over HTTP to their rows", remedy)
 
 
-def roles(loose: Sequence[str]) -> Iterator[Finding]:
+def roles(unlimited: Sequence[str]) -> Iterator[Finding]:
     """Roles of dashboards that could take more than their share of the database."""
-    for role in loose:
-        yield Finding(
-            "note",
+    for role in unlimited:
+        yield note(
             "readers",
             f"the role {role} is not held to its share of the database",
             f"gpuledger db grant-reader {role}, with its --owner, prints what an administrator must run",
@@ -189,76 +170,53 @@ def roles(loose: Sequence[str]) -> Iterator[Finding]:
 def agents(seen: LedgerHealth) -> Iterator[Finding]:
     """Nodes and what they report."""
     if seen.nodes == 0:
-        yield Finding(
-            "note", "agents", "no agent has reported yet", "gpuledger-agent run, or gpuledger import usage FILE"
-        )
+        yield note("agents", "no agent has reported yet", "gpuledger-agent run, or gpuledger import usage FILE")
         return
     if seen.silent:
-        yield Finding(
-            "bad",
+        yield bad(
             "agents",
             f"silent for over ten minutes: {', '.join(seen.silent)}",
             "on the node: systemctl status gpuledger-agent; journalctl -u gpuledger-agent",
         )
     for name, detail in seen.troubled:
-        yield Finding("bad", "agents", f"{name}: {detail or 'not well'}", "on the node: gpuledger-agent check")
+        yield bad("agents", f"{name}: {detail or 'not well'}", "on the node: gpuledger-agent check")
     if not seen.silent and not seen.troubled:
-        yield Finding(
-            "ok",
-            "agents",
-            f"{plural(seen.nodes, 'node')} {'reports' if seen.nodes == 1 else 'report'}, "
-            f"{plural(seen.accelerators, 'accelerator')}",
-        )
+        verb = "reports" if seen.nodes == 1 else "report"
+        yield ok("agents", f"{plural(seen.nodes, 'node')} {verb}, {plural(seen.accelerators, 'accelerator')}")
 
 
 def jobs(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     """The scheduled work."""
     for job, detail in seen.failed_jobs:
-        yield Finding("bad", "jobs", f"{job} failed of late: {detail.partition(chr(10))[0]}", "see the collector's log")
+        yield bad("jobs", f"{job} failed recently: {detail.partition(chr(10))[0]}", "see the collector's log")
     if seen.last_job_ms is None:
-        yield Finding("note", "jobs", "no job has run yet: reports rate what they need themselves", "gpuledger serve")
+        yield note("jobs", "no job has run yet: reports rate what they need themselves", "gpuledger serve")
     elif not seen.failed_jobs:
-        yield Finding("ok", "jobs", f"the last one began {(now_ms - seen.last_job_ms) // 1000} s ago")
+        yield ok("jobs", f"the last one began {(now_ms - seen.last_job_ms) // 1000} s ago")
 
 
 def writing(seen: LedgerHealth) -> Iterator[Finding]:
     """What keeps, or kept, batches from being written."""
-    from gpuledger_collector.storage.telemetry.partitions import MAX_PARTITIONS
-
     for host, error in seen.failed_writers:
-        yield Finding(
-            "bad",
+        yield bad(
             "writer",
             f"{host} could not write batches, last at {error}",
             "agents send them again; see the collector's log and /readyz",
         )
-    if seen.partitions > MAX_PARTITIONS:
-        yield Finding(
-            "bad",
+    if seen.partitions > partitions.MAX_PARTITIONS:
+        yield bad(
             "partitions",
-            f"{seen.partitions} partitions, over {MAX_PARTITIONS} plans get slow",
+            f"{seen.partitions} partitions; with over {partitions.MAX_PARTITIONS} planning gets slow",
             "the job merge_partitions makes a month of old days: it runs daily in `gpuledger serve`; "
             "max_evidence_age_days keeps old days out",
         )
     else:
-        yield Finding("ok", "partitions", f"{plural(seen.partitions, 'partition')} of evidence")
+        yield ok("partitions", f"{plural(seen.partitions, 'partition')} of evidence")
 
 
-def hours(gpu_ns: int) -> int:
-    """Whole GPU-hours."""
-    return gpu_ns // 3_600_000_000_000
-
-
-def emit(found: list[Finding], shape: Shape) -> None:
-    """Print the findings, what needs a cure first."""
-    ordered = sorted(found, key=lambda finding: ("bad", "note", "ok").index(finding.verdict))
-    if shape is Shape.json:
-        import json
-        from dataclasses import asdict
-
-        print(json.dumps([asdict(finding) for finding in ordered], indent=2))
-        return
-    for finding in ordered:
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print a line for each finding, and one for its remedy."""
+    for finding in findings:
         say(f"{MARKS[finding.verdict]}  {finding.topic:12} {finding.sentence}")
-        if finding.cure:
-            say(f"{'':6}{'':12} -> {finding.cure}")
+        if finding.remedy:
+            say(f"{'':6}{'':12} -> {finding.remedy}")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from gpuledger_collector.cli import plan_network, plan_storage, plan_training
-from gpuledger_collector.cli.common import refuse
-from gpuledger_collector.cli.plan_forms import Page, Shape, big, emit, gib, size_bytes
+from gpuledger_collector.cli import options, plan_network, plan_storage, plan_training
+from gpuledger_collector.cli.common import new_app, refuse
+from gpuledger_collector.cli.plan_forms import Page, big, gib, print_page, size_bytes
 from gpuledger_collector.cli.plan_model import (
-    MOST_GPUS,
-    MOST_SIZE,
-    Form,
-    Known,
+    MAX_GPUS,
+    MAX_SIZE,
+    Fp32Gradients,
+    KnownAs,
     Optimizer,
     Parameters,
     Pipeline,
@@ -22,150 +22,126 @@ from gpuledger_collector.cli.plan_model import (
     Sequence,
     Tensor,
     Zero,
-    asked,
-    shape_note,
-    sized,
+    assumption_notes,
+    or_refuse,
+    resize_model,
+)
+from gpuledger_collector.insight.plans.hardware import GPUS
+from gpuledger_collector.insight.plans.memory import (
+    TRAINING,
+    InferenceSetup,
+    MemoryFit,
+    MemoryNeed,
+    TrainingSetup,
+    inference_fit,
+    inference_need,
+    training_fit,
+    training_need,
 )
 
-if TYPE_CHECKING:
-    from gpuledger_collector.insight.plans.memory import InferenceSetup, MemoryFit, MemoryNeed, TrainingSetup
+app = new_app(
+    name="plan",
+    help="What a model will need: memory, days and money, storage, network. Estimates; works without a database.",
+    no_args_is_help=True,
+)
+for module in (plan_training, plan_storage, plan_network):
+    app.add_typer(module.app)
+
+SIZES = ("layers", "hidden", "heads", "kv_heads", "mlp_hidden", "vocabulary")
+Layers = Annotated[int | None, Option("--layers", min=1, max=MAX_SIZE, help="Layers.")]
+Hidden = Annotated[int | None, Option("--hidden", min=1, max=MAX_SIZE, help="Hidden size.")]
+Heads = Annotated[int | None, Option("--heads", min=1, max=MAX_SIZE, help="Attention heads.")]
+KvHeads = Annotated[int | None, Option("--kv-heads", min=1, max=MAX_SIZE, help="Key-value heads.")]
+MlpHidden = Annotated[int | None, Option("--mlp-hidden", min=1, max=MAX_SIZE, help="Hidden size of the MLP.")]
+Vocabulary = Annotated[int | None, Option("--vocabulary", min=1, max=MAX_SIZE, help="Words.")]
+IsInference = Annotated[bool, Option("--inference", help="A server rather than a training run.")]
+KvPrecision = Annotated[str, Option("--kv-precision", help="Precision of the KV cache.")]
+AllGpus = Annotated[int | None, Option("--gpus", min=1, max=MAX_GPUS, help="GPUs in all; else tensor x pipeline.")]
+SequenceParallel = Annotated[bool, Option("--sequence-parallel", help="Norms and dropouts split too.")]
+Batch = Annotated[int, Option("--batch", min=1, max=MAX_SIZE, help="Sequences at a time: micro-batch, or served.")]
+Recompute = Annotated[str, Option("--recompute", help="Of activations: none, selective or full.")]
+Fragmentation = Annotated[float, Option("--fragmentation", help="Allowance for buffers and fragmentation, a share.")]
+ContextSize = Annotated[str, Option("--context", metavar="SIZE", help="Of the CUDA context and NCCL.")]
 
 
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger plan`."""
-    group = typer.Typer(help="What a model will need: estimates with their sources.", no_args_is_help=True)
-    group.command(epilog="Example: gpuledger plan memory --parameters 70e9 --precision bf16 --zero 3 --gpus 64")(memory)
-    for module in (plan_training, plan_storage, plan_network):
-        module.add_to(group)
-    group.callback()(_group)
-    root.add_typer(group, name="plan")
-
-
-def _group() -> None:
-    """What a model will need: memory, days and money, storage, network. Estimates; works without a database."""
-
-
+@app.command(epilog="Example: gpuledger plan memory --parameters 70e9 --precision bf16 --zero 3 --gpus 64")
 def memory(
     parameters: Parameters = None,
-    known_as: Known = None,
-    layers: Annotated[int | None, typer.Option("--layers", min=1, max=MOST_SIZE, help="Layers.")] = None,
-    hidden: Annotated[int | None, typer.Option("--hidden", min=1, max=MOST_SIZE, help="Hidden size.")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", min=1, max=MOST_SIZE, help="Attention heads.")] = None,
-    kv_heads: Annotated[int | None, typer.Option("--kv-heads", min=1, max=MOST_SIZE, help="Key-value heads.")] = None,
-    mlp_hidden: Annotated[
-        int | None, typer.Option("--mlp-hidden", min=1, max=MOST_SIZE, help="Hidden size of the MLP.")
-    ] = None,
-    vocabulary: Annotated[int | None, typer.Option("--vocabulary", min=1, max=MOST_SIZE, help="Words.")] = None,
-    inference: Annotated[bool, typer.Option("--inference", help="A server rather than a training run.")] = False,
+    known_as: KnownAs = None,
+    layers: Layers = None,
+    hidden: Hidden = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    mlp_hidden: MlpHidden = None,
+    vocabulary: Vocabulary = None,
+    inference: IsInference = False,
     precision: Precision = "bf16",
-    kv_precision: Annotated[str, typer.Option("--kv-precision", help="Precision of the KV cache.")] = "bf16",
+    kv_precision: KvPrecision = "bf16",
     optimizer: Optimizer = "adam",
     zero: Zero = 0,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, max=MOST_GPUS, help="GPUs in all; else tensor x pipeline.")
-    ] = None,
+    gpus: AllGpus = None,
     tensor: Tensor = 1,
     pipeline: Pipeline = 1,
-    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Norms and dropouts split too.")] = (
-        False
-    ),
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, max=MOST_SIZE, help="Sequences at a time: micro-batch, or served.")
-    ] = 1,
+    sequence_parallel: SequenceParallel = False,
+    batch: Batch = 1,
     sequence: Sequence = 4096,
-    recompute: Annotated[str, typer.Option("--recompute", help="Of activations: none, selective or full.")] = (
-        "selective"
-    ),
-    fp32_gradients: Annotated[bool, typer.Option("--fp32-gradients", help="Gradients are summed in fp32.")] = False,
-    fragmentation: Annotated[
-        float, typer.Option("--fragmentation", help="Allowance for buffers and fragmentation, a share.")
-    ] = 0.1,
-    context: Annotated[str, typer.Option("--context", metavar="SIZE", help="Of the CUDA context and NCCL.")] = "1GiB",
-    shape: Form = Shape.table,
+    recompute: Recompute = "selective",
+    fp32_gradients: Fp32Gradients = False,
+    fragmentation: Fragmentation = 0.1,
+    context: ContextSize = "1GiB",
+    form: options.PageForm = options.PageFormat.table,
 ) -> None:
     """GPU memory of a model in training or inference, which GPU models hold it, and with how many GPUs at least."""
-    from gpuledger_collector.insight.plans import hardware
-    from gpuledger_collector.insight.plans import memory as plans
-
-    sizes = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "mlp_hidden": mlp_hidden,
-        "vocabulary": vocabulary,
-    }
+    sizes = dict(zip(SIZES, (layers, hidden, heads, kv_heads, mlp_hidden, vocabulary), strict=True))
     given: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
-    model, number = sized(parameters, known_as, given)
-    context_bytes = size_bytes(context, "--context")
+    model, total = resize_model(parameters, known_as, given)
+    shared: dict[str, Any] = {
+        "architecture": model,
+        "parameters": total,
+        "precision": precision,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "sequence": sequence,
+        "fragmentation": fragmentation,
+        "context_bytes": size_bytes(context, "--context"),
+    }
     if inference:
-        if gpus is not None and gpus != tensor * pipeline:
+        if gpus not in {None, tensor * pipeline}:
             refuse(f"--gpus {gpus}: a replica in inference has tensor x pipeline GPUs, that is {tensor * pipeline}")
-        server = asked(
-            lambda: plans.InferenceSetup(
-                model,
-                number,
-                precision,
-                kv_precision,
-                tensor,
-                pipeline,
-                batch,
-                sequence,
-                fragmentation=fragmentation,
-                context_bytes=context_bytes,
-            )
-        )
-        need = plans.inference_need(server)
-        fits = [plans.inference_fit(server, card) for card in hardware.GPUS]
-        emit(memory_page(server_title(server), server, need, fits), shape)
-        return
-    run = asked(
-        lambda: plans.TrainingSetup(
-            model,
-            number,
-            precision,
-            optimizer,
-            zero,
-            gpus or tensor * pipeline,
-            tensor,
-            pipeline,
-            sequence_parallel,
-            batch,
-            sequence,
-            recompute,
-            fp32_gradients,
-            fragmentation,
-            context_bytes,
-        )
-    )
-    need = plans.training_need(run)
-    fits = [plans.training_fit(run, card) for card in hardware.GPUS]
-    emit(memory_page(run_title(run), run, need, fits), shape)
+        page = inference_page(or_refuse(lambda: InferenceSetup(kv_precision=kv_precision, batch=batch, **shared)))
+    else:
+        run: dict[str, Any] = {
+            "optimizer": optimizer,
+            "zero": zero,
+            "gpus": gpus or tensor * pipeline,
+            "micro_batch": batch,
+        }
+        run |= {"sequence_parallel": sequence_parallel, "recompute": recompute, "fp32_gradients": fp32_gradients}
+        page = training_page(or_refuse(lambda: TrainingSetup(**shared, **run)))
+    print_page(page, form)
 
 
-def run_title(run: TrainingSetup) -> str:
-    """A training run in one line."""
-    return (
+def training_page(run: TrainingSetup) -> Page:
+    """The memory of a training run."""
+    title = (
         f"memory of one GPU in training: {big(run.parameters)} parameters, {run.precision}, {run.optimizer}, ZeRO "
         f"{run.zero}, {run.gpus} GPUs = data {run.data_parallel} x tensor {run.tensor} x pipeline {run.pipeline}, "
         f"micro-batch {run.micro_batch} x {run.sequence} tokens, recomputation {run.recompute}"
     )
+    return _memory_page(title, run, training_need(run), [training_fit(run, gpu) for gpu in GPUS])
 
 
-def server_title(server: InferenceSetup) -> str:
-    """A server in one line."""
-    return (
+def inference_page(server: InferenceSetup) -> Page:
+    """The memory of a server."""
+    title = (
         f"memory of one GPU in inference: {big(server.parameters)} parameters, {server.precision}, tensor "
         f"{server.tensor} x pipeline {server.pipeline}, {server.batch} x {server.sequence} tokens in the cache "
         f"({server.kv_precision})"
     )
+    return _memory_page(title, server, inference_need(server), [inference_fit(server, gpu) for gpu in GPUS])
 
 
-def memory_page(title: str, plan: TrainingSetup | InferenceSetup, need: MemoryNeed, fits: list[MemoryFit]) -> Page:
-    """The page of `plan memory`."""
-    from gpuledger_collector.insight.plans import hardware
-    from gpuledger_collector.insight.plans.memory import TRAINING
-
+def _memory_page(title: str, plan: TrainingSetup | InferenceSetup, need: MemoryNeed, fits: list[MemoryFit]) -> Page:
     parts = asdict(need)
     lines = [(name.removesuffix("_bytes").replace("_", " "), gib(value)) for name, value in parts.items() if value]
     rows = [
@@ -179,25 +155,18 @@ def memory_page(title: str, plan: TrainingSetup | InferenceSetup, need: MemoryNe
         for fit in fits
     ]
     notes = [
-        *shape_note(plan.architecture),
+        *assumption_notes(plan.architecture),
         "sources: Rajbhandari et al. 2020 (ZeRO), Korthikanti et al. 2022 (activations); fragmentation is an allowance",
     ]
-    readiness_problems = [
-        card.name for card in hardware.GPUS if plan.precision in TRAINING and plan.precision not in card.peak_flops
-    ]
-    if readiness_problems:
-        notes.append(f"no {plan.precision} arithmetic: {', '.join(readiness_problems)}")
+    unable = [gpu.name for gpu in GPUS if plan.precision in TRAINING and plan.precision not in gpu.peak_flops]
+    if unable:
+        notes.append(f"no {plan.precision} arithmetic: {', '.join(unable)}")
     if plan.precision == "fp8" and parts["optimizer_bytes"]:
         notes.append("fp8 training keeps weights, gradients and activations in bf16; it saves no memory here")
-    return Page(
-        title,
-        [*lines, ("total", gib(need.total_bytes))],
-        {
-            "plan": asdict(plan),
-            "need_per_gpu": {**parts, "total_bytes": need.total_bytes},
-            "fits": [{**asdict(fit), "fits": fit.fits} for fit in fits],
-        },
-        ("GPU model", "memory", "as asked", "fewest GPUs", "with tensor"),
-        rows,
-        notes,
-    )
+    record = {
+        "plan": asdict(plan),
+        "need_per_gpu": {**parts, "total_bytes": need.total_bytes},
+        "fits": [{**asdict(fit), "fits": fit.fits} for fit in fits],
+    }
+    header = ("GPU model", "memory", "as asked", "fewest GPUs", "with tensor")
+    return Page(title, [*lines, ("total", gib(need.total_bytes))], record, header, rows, notes)

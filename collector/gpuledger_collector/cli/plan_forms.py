@@ -1,45 +1,33 @@
-"""How plans read what people type (70e9, 70B, 2MB, 1.5TiB) and how they print what came of it."""
+"""How plans read what people type (70e9, 70B, 2MB, 1.5TiB) and how they print their results."""
 
 from __future__ import annotations
 
-import enum
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import refuse
+from gpuledger_collector.cli.output import print_json
 
 COUNT = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 SIZE = {
     "": 1.0,
     "b": 1.0,
-    "kb": 1e3,
-    "mb": 1e6,
-    "gb": 1e9,
-    "tb": 1e12,
-    "pb": 1e15,
-    "kib": 2.0**10,
-    "mib": 2.0**20,
-    "gib": 2.0**30,
-    "tib": 2.0**40,
-    "pib": 2.0**50,
+    **{f"{letter}b": 1000.0**power for power, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}ib": 1024.0**power for power, letter in enumerate("kmgtp", 1)},
 }
-MOST = 1e18
-"""Above this a number is a slip of the hand."""
+MAX_VALUE = 1e18
+"""A larger number is a typing error."""
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
-
-
-class Shape(enum.StrEnum):
-    """Forms of a plan."""
-
-    table = "table"
-    json = "json"
 
 
 @dataclass(frozen=True)
 class Page:
-    """A plan as people read it: lines of (label, text), a table, perhaps another, and what was assumed.
+    """A plan as people read it: lines of (label, text), a table, perhaps another, and the assumptions.
 
     `record` is its JSON.
     """
@@ -50,26 +38,26 @@ class Page:
     header: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     notes: Sequence[str] = ()
-    also: Sequence[Sequence[str]] = ()
-    """Another table: its header, then its rows."""
+    second_table: Sequence[Sequence[str]] = ()
+    """Its header, then its rows."""
 
 
 def count(text: str, option: str) -> float:
-    """A number such as 70e9, 70B or 1.4T; refuses what is none or not above 0, naming the option."""
+    """A number such as 70e9, 70B or 1.4T; refuses other texts, naming the option."""
     return _scaled(text, option, COUNT, "a number above 0 and to 1e18; write for example 70e9, 70B or 1.4T")
 
 
 def size_bytes(text: str, option: str) -> float:
-    """Bytes of 2MB, 1.5TiB or 4096; refuses what is none or not above 0, naming the option."""
+    """Bytes of 2MB, 1.5TiB or 4096; refuses other texts, naming the option."""
     return _scaled(text, option, SIZE, "a size above 0 and to 1e18 bytes; write for example 500MB, 2GiB or 1.5TB")
 
 
-def _scaled(text: str, option: str, units: Mapping[str, float], wanted: str) -> float:
+def _scaled(text: str, option: str, units: Mapping[str, float], expected: str) -> float:
     match = _NUMBER.fullmatch(text.strip())
     scale = None if match is None else units.get(match[2].lower())
     value = float(match[1]) * scale if match is not None and scale is not None else 0.0
-    if not 0 < value <= MOST:
-        refuse(f"{option}: {text!r} is not {wanted}")
+    if not 0 < value <= MAX_VALUE:
+        refuse(f"{option}: {text!r} is not {expected}")
     return value
 
 
@@ -80,20 +68,20 @@ def gib(value: float) -> str:
 
 def decimal_bytes(value: float) -> str:
     """Bytes in powers of a thousand, three digits."""
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if abs(value) < 999.5 or unit == "PB":
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return ""
+    return _in_thousands(value, (" B", " kB", " MB", " GB", " TB", " PB"), ".3g")
 
 
 def big(value: float) -> str:
-    """A count in powers of a thousand, three digits: 70 B, 1.4 T."""
-    for unit in ("", " k", " M", " B", " T"):
-        if abs(value) < 999.5 or unit == " T":
-            return f"{value:.4g}{unit}"
+    """A count in powers of a thousand: 70 B, 1.4 T."""
+    return _in_thousands(value, ("", " k", " M", " B", " T"), ".4g")
+
+
+def _in_thousands(value: float, units: Sequence[str], digits: str) -> str:
+    power = 0
+    while abs(value) >= 999.5 and power < len(units) - 1:
         value /= 1000
-    return ""
+        power += 1
+    return f"{value:{digits}}{units[power]}"
 
 
 def span(seconds: float) -> str:
@@ -115,44 +103,35 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def emit(page: Page, shape: Shape) -> None:
+def print_page(page: Page, form: options.PageFormat) -> None:
     """Print the plan."""
-    if shape is Shape.json:
-        import json
-
-        print(json.dumps({**page.record, "notes": list(page.notes)}, indent=2))
+    if form is options.PageFormat.json:
+        print_json({**page.record, "notes": list(page.notes)})
         return
     print(_wrapped(page.title, ""))
     width = max((len(label) for label, _ in page.lines), default=0)
     for label, text in page.lines:
         print(f"  {label:<{width}}  {text}")
-    if page.rows:
-        print()
-        _print_rows([page.header, *page.rows])
-    if page.also:
-        print()
-        _print_rows(page.also)
+    for table in ([page.header, *page.rows] if page.rows else [], page.second_table):
+        if table:
+            print()
+            _print_rows(table)
     if page.notes:
         print()
-        for note in page.notes:
-            print(_wrapped(f"- {note}", "  "))
+    for note in page.notes:
+        print(_wrapped(f"- {note}", "  "))
 
 
 def _wrapped(text: str, indent: str) -> str:
-    """The text in lines of the terminal; as it is where something else reads it."""
+    """The text in lines of the terminal; unchanged where something else reads it."""
     if not sys.stdout.isatty():
         return text
-    import shutil
-    import textwrap
-
     return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent=indent, break_long_words=False)
 
 
-def _print_rows(every: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in every) for column in range(len(every[0]))]
-    for row in every:
-        first, *rest = (
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join(("  " + first, *rest)).rstrip())
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        first, *rest = row
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        print(("  " + "  ".join(cells)).rstrip())

@@ -1,130 +1,127 @@
-"""gpuledger plan network: what collectives take of a training step."""
+"""gpuledger plan network: what share of a training step collectives take."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from gpuledger_collector.cli.plan_forms import Page, Shape, big, decimal_bytes, emit, percent, size_bytes, span
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import new_app
+from gpuledger_collector.cli.plan_forms import Page, big, decimal_bytes, percent, print_page, size_bytes, span
 from gpuledger_collector.cli.plan_model import (
-    MOST_GPUS,
-    MOST_SIZE,
-    Form,
+    MAX_GPUS,
+    MAX_SIZE,
+    Fp32Gradients,
     GpuName,
     Gpus,
-    Known,
+    KnownAs,
     Parameters,
     Pipeline,
     Precision,
     Sequence,
     Tensor,
     Zero,
-    asked,
-    shape_note,
-    shape_of,
+    assumption_notes,
+    find_model,
+    or_refuse,
+)
+from gpuledger_collector.insight.plans.hardware import gpu_named, link_named
+from gpuledger_collector.insight.plans.network import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Collective,
+    Fabric,
+    RankGroup,
+    TrainingStep,
+    bandwidth,
+    collective,
+    data_group,
+    step_time,
 )
 
-if TYPE_CHECKING:
-    from gpuledger_collector.insight.plans.network import Collective, Fabric, RankGroup, TrainingStep
+app = new_app()
+HEADER = ("collective", "algorithm", "time", "algorithm bandwidth", "bus bandwidth")
+FULL_RECOMPUTE_SHARE = 0.75
+"""Of the operations with full recomputation, those that the model itself needs."""
+LinkName = Annotated[str | None, Option("--link", help="Link inside a node; else the GPU model's own.")]
+Chunks = Annotated[int, Option("--chunks", min=1, max=MAX_SIZE, help="Pipeline chunks a GPU (interleaved schedule).")]
+Message = Annotated[
+    str | None, Option("--message", metavar="SIZE", help="Only collectives of this size, over all GPUs.")
+]
 
-EXAMPLE = "Example: gpuledger plan network --architecture llama-2-70b --gpus 512 --tensor 8 --zero 1 --accumulate 8"
 
-
-def add_to(group: typer.Typer) -> None:
-    """Add `gpuledger plan network`."""
-    group.command(epilog=EXAMPLE)(network)
-
-
+@app.command(
+    epilog="Example: gpuledger plan network --architecture llama-2-70b --gpus 512 --tensor 8 --zero 1 --accumulate 8"
+)
 def network(
     parameters: Parameters = None,
-    known_as: Known = None,
+    known_as: KnownAs = None,
     gpu_model: GpuName = "H100",
     gpus: Gpus = 8,
-    node_gpus: Annotated[int, typer.Option("--node-gpus", min=1, max=MOST_GPUS, help="GPUs of a node.")] = 8,
-    inside: Annotated[str | None, typer.Option("--link", help="Link inside a node; else the GPU model's own.")] = None,
-    between: Annotated[str, typer.Option("--network", help="Adapter of each GPU: ib-ndr, ib-hdr, eth-100.")] = "ib-ndr",
-    efficiency: Annotated[float, typer.Option("--efficiency", help="Share of the links that is reached.")] = 0.8,
-    message: Annotated[
-        str | None, typer.Option("--message", metavar="SIZE", help="Only collectives of this size, over all GPUs.")
-    ] = None,
+    node_gpus: Annotated[int, Option("--node-gpus", min=1, max=MAX_GPUS, help="GPUs of a node.")] = 8,
+    inside: LinkName = None,
+    between: Annotated[str, Option("--network", help="Adapter of each GPU: ib-ndr, ib-hdr, eth-100.")] = "ib-ndr",
+    efficiency: Annotated[float, Option("--efficiency", help="Share of the links that is reached.")] = 0.8,
+    message: Message = None,
     precision: Precision = "bf16",
     zero: Zero = 0,
     tensor: Tensor = 1,
     pipeline: Pipeline = 1,
-    chunks: Annotated[
-        int, typer.Option("--chunks", min=1, max=MOST_SIZE, help="Pipeline chunks a GPU (interleaved schedule).")
-    ] = 1,
-    batch: Annotated[int, typer.Option("--batch", min=1, max=MOST_SIZE, help="Sequences of a micro-batch.")] = 1,
-    accumulate: Annotated[int, typer.Option("--accumulate", min=1, max=MOST_SIZE, help="Micro-batches of a step.")] = 1,
+    chunks: Chunks = 1,
+    batch: Annotated[int, Option("--batch", min=1, max=MAX_SIZE, help="Sequences of a micro-batch.")] = 1,
+    accumulate: Annotated[int, Option("--accumulate", min=1, max=MAX_SIZE, help="Micro-batches of a step.")] = 1,
     sequence: Sequence = 4096,
-    full_recompute: Annotated[bool, typer.Option("--full-recompute", help="All activations again.")] = False,
-    fp32_gradients: Annotated[bool, typer.Option("--fp32-gradients", help="Gradients travel in fp32.")] = False,
+    full_recompute: Annotated[bool, Option("--full-recompute", help="Recompute all activations.")] = False,
+    fp32_gradients: Fp32Gradients = False,
     kernel_efficiency: Annotated[
-        float, typer.Option("--kernel-efficiency", help="Share of the peak while nothing waits.")
+        float, Option("--kernel-efficiency", help="Share of the peak while nothing waits.")
     ] = 0.6,
-    shape: Form = Shape.table,
+    form: options.PageForm = options.PageFormat.table,
 ) -> None:
     """Time and bus bandwidth of collectives, and their share of a training step, with the pipeline's bubble."""
-    from gpuledger_collector.insight.plans import hardware
-    from gpuledger_collector.insight.plans import network as plans
-
-    card = asked(lambda: hardware.gpu_named(gpu_model))
-    link = asked(lambda: hardware.link_named(inside or card.link))
-    adapter = asked(lambda: hardware.link_named(between))
-    fabric = asked(lambda: plans.Fabric(link, adapter, node_gpus, efficiency))
+    gpu = or_refuse(lambda: gpu_named(gpu_model))
+    link, adapter = or_refuse(lambda: (link_named(inside or gpu.link), link_named(between)))
+    fabric = or_refuse(lambda: Fabric(link, adapter, node_gpus, efficiency))
     if message is not None:
         size = size_bytes(message, "--message")
-        emit(_message_page(size, plans.RankGroup(gpus, min(gpus, node_gpus)), fabric), shape)
+        print_page(_message_page(size, RankGroup(gpus, min(gpus, node_gpus)), fabric), form)
         return
-    model, number = shape_of(parameters, known_as)
-    step = asked(
-        lambda: plans.TrainingStep(
-            model,
-            number,
-            card,
-            gpus,
-            precision,
-            zero,
-            tensor,
-            pipeline,
-            chunks,
-            batch,
-            accumulate,
-            sequence,
-            full_recompute,
-            fp32_gradients,
-            kernel_efficiency,
-        )
-    )
-    emit(_step_page(step, fabric), shape)
+    model, total = find_model(parameters, known_as)
+    layout: dict[str, Any] = {
+        "zero": zero,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "chunks": chunks,
+        "micro_batch": batch,
+    }
+    layout |= {"micro_batches": accumulate, "sequence": sequence, "kernel_efficiency": kernel_efficiency}
+    layout |= {"full_recompute": full_recompute, "fp32_gradients": fp32_gradients}
+    step = or_refuse(lambda: TrainingStep(model, total, gpu, gpus, precision, **layout))
+    print_page(_step_page(step, fabric), form)
 
 
 def _collectives(size: float, group: RankGroup, fabric: Fabric) -> list[Collective]:
-    from gpuledger_collector.insight.plans import network as plans
-
     return [
-        plans.collective(plans.ALL_REDUCE, size, group, fabric, "ring"),
-        plans.collective(plans.ALL_REDUCE, size, group, fabric, "tree"),
-        plans.collective(plans.REDUCE_SCATTER, size, group, fabric),
-        plans.collective(plans.ALL_GATHER, size, group, fabric),
+        collective(ALL_REDUCE, size, group, fabric, "ring"),
+        collective(ALL_REDUCE, size, group, fabric, "tree"),
+        collective(REDUCE_SCATTER, size, group, fabric),
+        collective(ALL_GATHER, size, group, fabric),
     ]
 
 
-HEADER = ("collective", "algorithm", "time", "algorithm bandwidth", "bus bandwidth")
-
-
-def _rows(found: list[Collective]) -> list[tuple[str, ...]]:
+def _rows(collectives: list[Collective]) -> list[tuple[str, ...]]:
     return [
         (
-            one.kind,
-            one.algorithm,
-            span(one.seconds),
-            _speed(one.algorithm_bytes_per_second),
-            _speed(one.bus_bytes_per_second),
+            entry.kind,
+            entry.algorithm,
+            span(entry.seconds),
+            _speed(entry.algorithm_bytes_per_second),
+            _speed(entry.bus_bytes_per_second),
         )
-        for one in found
+        for entry in collectives
     ]
 
 
@@ -136,15 +133,13 @@ def _fabric_note(fabric: Fabric) -> str:
     return (
         f"{fabric.inside.name} {decimal_bytes(fabric.inside.bytes_per_second)}/s inside a node of {fabric.node_gpus}, "
         f"{fabric.between.name} {decimal_bytes(fabric.between.bytes_per_second)}/s for each GPU between nodes; "
-        f"{percent(fabric.efficiency)} of it is taken to be reached: measure yours with nccl-tests"
+        f"{percent(fabric.efficiency)} of it is assumed to be reached: measure yours with nccl-tests"
     )
 
 
 def _message_page(size: float, group: RankGroup, fabric: Fabric) -> Page:
-    from gpuledger_collector.insight.plans import network as plans
-
-    found = _collectives(size, group, fabric)
-    ring = plans.bandwidth(fabric, group)
+    collectives = _collectives(size, group, fabric)
+    ring = bandwidth(fabric, group)
     return Page(
         f"collectives of {decimal_bytes(size)} over {group.ranks:,} GPUs on {group.nodes:,} nodes",
         [("ring bandwidth", f"{decimal_bytes(ring)}/s for each GPU")],
@@ -153,20 +148,18 @@ def _message_page(size: float, group: RankGroup, fabric: Fabric) -> Page:
             "group": {"ranks": group.ranks, "nodes": group.nodes},
             "fabric": asdict(fabric),
             "ring_bytes_per_second": ring,
-            "collectives": [asdict(one) for one in found],
+            "collectives": [asdict(entry) for entry in collectives],
         },
         HEADER,
-        _rows(found),
+        _rows(collectives),
         [_fabric_note(fabric)],
     )
 
 
 def _step_page(step: TrainingStep, fabric: Fabric) -> Page:
-    from gpuledger_collector.insight.plans import network as plans
-
-    times = plans.step_time(step, fabric)
-    group = plans.data_group(step, fabric)
-    found = _collectives(step.gradient_bytes, group, fabric)
+    times = step_time(step, fabric)
+    group = data_group(step, fabric)
+    collectives = _collectives(step.gradient_bytes, group, fabric)
     parts = (
         ("arithmetic", times.compute_seconds),
         ("tensor parallel", times.tensor_seconds),
@@ -178,25 +171,23 @@ def _step_page(step: TrainingStep, fabric: Fabric) -> Page:
         ("step, no overlap", times.serial_seconds),
     )
     lines = [(name, f"{span(seconds):>9}  {percent(times.share(seconds)):>8}") for name, seconds in parts if seconds]
-    mfu = step.kernel_efficiency * times.share(times.compute_seconds) * (0.75 if step.full_recompute else 1.0)
-    lines.append(("MFU that follows", f"{mfu:.2f}"))
+    useful = FULL_RECOMPUTE_SHARE if step.full_recompute else 1.0
+    mfu = step.kernel_efficiency * times.share(times.compute_seconds) * useful
+    lines.append(("resulting MFU", f"{mfu:.2f}"))
+    seconds = {name: getattr(times, name) for name in ("overlapped_seconds", "serial_seconds")}
     record = {
         "plan": asdict(step),
         "fabric": asdict(fabric),
-        "step": {
-            **asdict(times),
-            "overlapped_seconds": times.overlapped_seconds,
-            "serial_seconds": times.serial_seconds,
-        },
+        "step": {**asdict(times), **seconds},
         "mfu": mfu,
         "gradient_bytes": step.gradient_bytes,
         "data_parallel": {"ranks": group.ranks, "nodes": group.nodes, "in_node": group.in_node},
-        "collectives": [asdict(one) for one in found],
+        "collectives": [asdict(entry) for entry in collectives],
     }
     title = (
         f"a training step of {big(step.parameters)} parameters on {step.gpus:,} x {step.card.name} = data "
         f"{step.data_parallel} x tensor {step.tensor} x pipeline {step.pipeline}, ZeRO {step.zero}; collectives of its "
         f"gradients, {decimal_bytes(step.gradient_bytes)} a GPU"
     )
-    notes = [*shape_note(step.architecture), _fabric_note(fabric)]
-    return Page(title, lines, record, HEADER, _rows(found), notes)
+    notes = [*assumption_notes(step.architecture), _fabric_note(fabric)]
+    return Page(title, lines, record, HEADER, _rows(collectives), notes)

@@ -7,35 +7,35 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
 Item = TypeVar("Item")
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A function to be told how much is done, of how much; nothing is shown in a pipe."""
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that takes how much is done, of how much; in a pipe it shows nothing."""
     if not sys.stderr.isatty():
-        yield lambda _done, _whole: None
+        yield lambda _done, _total: None
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress
-
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(escape(what), total=None)
-        yield lambda done, whole: progress.update(task, completed=done, total=whole)
+        task = progress.add_task(escape(title), total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager
-def busy(what: str) -> Iterator[None]:
-    """A bar without an end, for work that does not say how far it is."""
-    with bar(what):
+def busy(title: str) -> Iterator[None]:
+    """A bar without an end, for work of unknown length."""
+    with bar(title):
         yield
 
 
-def over(what: str, items: Sequence[Item]) -> Iterator[Item]:
-    """The items one after the other, with a bar that says how many of them are done."""
-    with bar(what) as told:
+def over(title: str, items: Sequence[Item]) -> Iterator[Item]:
+    """The items one after the other, with a bar that shows how many of them are done."""
+    with bar(title) as advance:
         for done, item in enumerate(items):
-            told(done, len(items))
+            advance(done, len(items))
             yield item
-        told(len(items), len(items))
+        advance(len(items), len(items))

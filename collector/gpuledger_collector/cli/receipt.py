@@ -1,184 +1,150 @@
-"""gpuledger receipt: what a workload was charged, and what of it came to nothing, on one page."""
+"""gpuledger receipt: what a workload was charged, and what of it was wasted, on one page."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
-from gpuledger_collector.cli.common import Config, Dsn, database, refuse
-from gpuledger_collector.cli.recommend import money
+from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.amounts import hours_text, instant_text, minor_amount, to_minute
+from gpuledger_collector.cli.common import new_app, require_folder
+from gpuledger_collector.cli.output import write_text
+from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.workloads import find_workload
+from gpuledger_collector.export.cells import json_text, lines_text
+from gpuledger_collector.insight.waste_receipt import ReceiptItem, ReceiptLine, WasteReceipt, make_receipt
+from gpuledger_collector.jobs.find_idle import find_idle
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.storage.findings import findings, recommendations
 
-if TYPE_CHECKING:
-    from gpuledger_collector.insight.waste_receipt import ReceiptItem, ReceiptLine, WasteReceipt
-
-MOST_ITEMS = 20
-"""A page holds so many findings; the rest is one line with its sum."""
+app = new_app()
+MAX_HELD, MAX_ITEMS, MAX_ADVICE = 10, 20, 5
+"""What fits on a page of 66 lines."""
 WIDTH = 100
 GIB = 2**30
+ADVICE_KEYS = (
+    "id",
+    "key",
+    "kind",
+    "advice",
+    "state",
+    "currency",
+    "cash_expected_micro",
+    "capacity_expected_micro",
+    "realised_micro",
+)
+READINGS: Mapping[str, Callable[[float], str]] = {
+    "utilization_ratio": lambda value: f"{value:.1%} utilized",
+    "sm_active_ratio": lambda value: f"SMs {value:.1%} active",
+    "memory_used_bytes": lambda value: f"{value / GIB:.1f} GiB held",
+    "power_watts": lambda value: f"{value:.0f} W",
+}
+Workload = tuple[int, str, str | None, str | None]
+"""Id, key, name and user."""
 
 
-class Shape(enum.StrEnum):
-    """Forms of the receipt."""
-
-    text = "text"
-    json = "json"
-
-
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger receipt`."""
-    root.command(epilog="Example: gpuledger receipt 4711")(receipt)
-
-
+@app.command(epilog="Example: gpuledger receipt 4711")
 def receipt(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Its key, its id at the scheduler, or its name.")],
-    shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.text,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
-    dsn: Dsn = None,
-    config: Config = None,
+    name: Annotated[str, Argument(metavar="WORKLOAD", help="Its key, its id at the scheduler, or its name.")],
+    form: options.PageForm = options.PageFormat.table,
+    output: options.Output = None,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Itemise what a workload was charged and what of it was wasted: when, on which GPU, and what was read there."""
-    from gpuledger_collector.insight.waste_receipt import make_receipt
-    from gpuledger_collector.jobs.find_idle import find_idle
-    from gpuledger_collector.services.hourly_usage import ALWAYS
-    from gpuledger_collector.services.refresh import refresh
-    from gpuledger_collector.storage.findings import findings, recommendations
-    from gpuledger_collector.wiring import now
-
-    if output is not None and not output.parent.is_dir():
-        refuse(f"{output.parent} is no folder to write to")
-    now_ms = round(now().timestamp() * 1000)
-    with database(dsn, config) as opened:
-        with opened.transaction() as connection:
-            found = recommendations.workloads_called(connection, workload)
-        if not found:
-            refuse(f"no workload has the key, the id or the name {workload!r}")
-        if len(found) > 1:
-            refuse(
-                f"{workload!r} is not the only one of its name; name one by its key: "
-                f"{', '.join(one[1] for one in found[:5])}"
+    """Itemize what a workload was charged and what of it was wasted: when, on which GPU, and what was read there."""
+    require_folder(output)
+    with open_session(dsn, config) as session:
+        with session.database.transaction() as connection:
+            workload = find_workload(connection, name, "workload")
+        refresh(session.database, ALWAYS, session.now_ms)
+        find_idle(session.database, session.now_ms)
+        with session.database.transaction() as connection:
+            charged = make_receipt(
+                recommendations.charged_to(connection, workload[0]),
+                findings.of_workload(connection, workload[0]),
+                recommendations.advice_for(connection, workload[0]),
             )
-        refresh(opened, ALWAYS, now_ms)
-        find_idle(opened, now_ms)
-        with opened.transaction() as connection:
-            number = found[0][0]
-            made = make_receipt(
-                recommendations.charged_to(connection, number),
-                findings.of_workload(connection, number),
-                recommendations.advice_for(connection, number),
-            )
-    text = as_json(found[0], made) if shape is Shape.json else page(found[0], made)
-    if output is None:
-        print(text)
-    else:
-        output.write_text(text + "\n", encoding="utf-8")
+    write_text(as_json(workload, charged) if form is options.PageFormat.json else as_page(workload, charged), output)
 
 
-def page(who: Sequence[Any], made: WasteReceipt) -> str:
+def as_page(workload: Workload, charged: WasteReceipt) -> str:
     """The receipt as text, at most one page of 66 lines."""
-    from gpuledger_collector.export.cells import lines_text
-
-    _, key, name, user = who
-    head = f"WASTE RECEIPT  {key}"
-    lines = [head, "=" * WIDTH, f"{name or 'no name'}{f', of {user}' if user else ''}", "", "Charged"]
-    lines += [_held(one) for one in made.held[:10]] or ["  nothing yet"]
-    if len(made.held) > 10:
-        lines.append(f"  ... and {len(made.held) - 10} more kinds of accelerator and rates (--format json)")
-    lines += ["", "Found as waste (part of the above)"]
-    lines += [line for one in made.items[:MOST_ITEMS] for line in _item(one)] or ["  nothing"]
-    if len(made.items) > MOST_ITEMS:
-        lines.append(f"  ... and {len(made.items) - MOST_ITEMS} more (--format json)")
+    _, key, name, user = workload
+    lines = [f"WASTE RECEIPT  {key}", "=" * WIDTH, f"{name or 'no name'}{f', of {user}' if user else ''}", ""]
+    lines += ["Charged", *([_held_line(held) for held in charged.held[:MAX_HELD]] or ["  nothing yet"])]
+    if len(charged.held) > MAX_HELD:
+        lines.append(f"  ... and {len(charged.held) - MAX_HELD} more kinds of accelerator and rates (--format json)")
+    lines += ["", "Wasted (part of the above)"]
+    lines += [line for item in charged.items[:MAX_ITEMS] for line in _item_lines(item)] or ["  nothing"]
+    if len(charged.items) > MAX_ITEMS:
+        lines.append(f"  ... and {len(charged.items) - MAX_ITEMS} more (--format json)")
     lines += ["", "-" * WIDTH]
-    for currency, (paid, idle, found) in made.totals().items():
-        share = f", {100 * found / paid:.0f} % of what was charged" if paid else ""
+    for currency, (cost, idle, wasted) in charged.totals().items():
+        share = f", {100 * wasted / cost:.0f} % of what was charged" if cost else ""
         lines.append(
-            f"charged {money(paid, currency)} {currency}, idle by the ledger {money(idle, currency)}, "
-            f"found as waste {money(found, currency)}{share}"
+            f"charged {minor_amount(cost, currency)} {currency}, idle by the ledger {minor_amount(idle, currency)}, "
+            f"found as waste {minor_amount(wasted, currency)}{share}"
         )
-    if made.advice:
-        lines += ["", "Advice"]
-        lines += [_advice(one) for one in made.advice[:5]]
-    return lines_text(lines).rstrip("\n")
+    if charged.advice:
+        lines += ["", "Advice", *(_advice_line(advice) for advice in charged.advice[:MAX_ADVICE])]
+    return lines_text(lines)
 
 
-def _held(one: ReceiptLine) -> str:
-    from gpuledger_collector.accounting.quantity import hours_decimal
-
-    total, busy, idle, unknown = hours_decimal([one.gpu_ns, one.busy_ns, one.idle_ns, one.unknown_ns], 2)
-    rate = f"at {one.rate} (rate {one.price_id})" if one.price_id is not None else "unpriced"
-    if one.commitment:
-        rate = f"covered by commitment {one.commitment}"
-    cost = f"{money(one.cost_micro, one.currency)} {one.currency}" if one.currency else ""
+def _held_line(held: ReceiptLine) -> str:
+    total, busy, idle, unknown = hours_decimal([held.gpu_ns, held.busy_ns, held.idle_ns, held.unknown_ns], 2)
+    rate = f"at {held.rate} (rate {held.price_id})" if held.price_id is not None else "unpriced"
+    if held.commitment:
+        rate = f"covered by commitment {held.commitment}"
+    cost = f"{minor_amount(held.cost_micro, held.currency)} {held.currency}" if held.currency else ""
     return (
-        f"  {total} GPU-hours of {one.gpu_model} in {one.pool} {rate}: busy {busy}, idle {idle}, "
+        f"  {total} GPU-hours of {held.gpu_model} in {held.pool} {rate}: busy {busy}, idle {idle}, "
         f"unknown {unknown}  {cost}"
     ).rstrip()
 
 
-def _item(one: ReceiptItem) -> list[str]:
-    from gpuledger_collector.accounting.period import format_instant
-
-    hours = (one.until_ms - one.since_ms) / 3_600_000
-    cost = f"{money(one.cost_micro, one.currency)} {one.currency}" if one.currency else "unpriced"
-    first = (
-        f"  {one.state.replace('_', ' ')}: {format_instant(one.since_ms)[:16]}Z to "
-        f"{format_instant(one.until_ms)[:16]}Z, {hours:.1f} h, {cost}"
-    )
+def _item_lines(item: ReceiptItem) -> list[str]:
+    cost = f"{minor_amount(item.cost_micro, item.currency)} {item.currency}" if item.currency else "unpriced"
+    since, until = (to_minute(instant_text(at_ms)) for at_ms in (item.since_ms, item.until_ms))
+    hours = hours_text(item.until_ms - item.since_ms, 1)
+    readings = readings_text(item.readings)
     return [
-        first,
-        f"      {one.accelerator} on {one.node or 'no node'}; {read(one.readings)}confidence {one.confidence:.2f}",
+        f"  {item.state.replace('_', ' ')}: {since} to {until}, {hours} h, {cost}",
+        f"      {item.accelerator} on {item.node or 'no node'}; {readings}confidence {item.confidence:.2f}",
     ]
 
 
-def read(readings: Mapping[str, float]) -> str:
-    """What was read meanwhile, on average, as people say it; empty where nothing was."""
-    forms: dict[str, Callable[[float], str]] = {
-        "utilization_ratio": lambda value: f"{value:.1%} utilised",
-        "sm_active_ratio": lambda value: f"SMs {value:.1%} active",
-        "memory_used_bytes": lambda value: f"{value / GIB:.1f} GiB held",
-        "power_watts": lambda value: f"{value:.0f} W",
-    }
-    told = [form(readings[name]) for name, form in forms.items() if name in readings]
-    return "".join(f"{part}, " for part in told)
+def readings_text(readings: Mapping[str, float]) -> str:
+    """The mean readings meanwhile, each followed by a comma; empty where there are none."""
+    return "".join(f"{show(readings[name])}, " for name, show in READINGS.items() if name in readings)
 
 
-def _advice(one: Mapping[str, Any]) -> str:
-    cash = money(one["cash_expected_micro"], one["currency"])
-    worth = f", {cash} {one['currency']} cash expected" if cash else ""
-    return f"  {one['id']} ({one['state']}): {one['advice']}{worth}"
+def _advice_line(advice: Mapping[str, Any]) -> str:
+    cash = minor_amount(advice["cash_expected_micro"], advice["currency"])
+    worth = f", {cash} {advice['currency']} cash expected" if cash else ""
+    return f"  {advice['id']} ({advice['state']}): {advice['advice']}{worth}"
 
 
-def as_json(who: Sequence[Any], made: WasteReceipt) -> str:
+def as_json(workload: Workload, charged: WasteReceipt) -> str:
     """Everything, with integers of micro-units."""
-    import json
-    from dataclasses import asdict
-
     totals = {
-        currency: {"cost_micro": paid, "idle_cost_micro": idle, "found_micro": found}
-        for currency, (paid, idle, found) in made.totals().items()
+        currency: {"cost_micro": cost, "idle_cost_micro": idle, "found_micro": wasted}
+        for currency, (cost, idle, wasted) in charged.totals().items()
     }
-    kept = (
-        "id",
-        "key",
-        "kind",
-        "advice",
-        "state",
-        "currency",
-        "cash_expected_micro",
-        "capacity_expected_micro",
-        "realised_micro",
-    )
-    advice = [{name: one[name] for name in kept} for one in made.advice]
-    told = {
-        "key": who[1],
-        "name": who[2],
-        "user": who[3],
+    content = {
+        **dict(zip(("key", "name", "user"), workload[1:], strict=True)),
         "totals": totals,
-        "held": [asdict(one) for one in made.held],
-        "items": [asdict(one) for one in made.items],
-        "advice": advice,
+        "held": as_objects(charged.held),
+        "items": as_objects(charged.items),
+        "advice": [{name: advice[name] for name in ADVICE_KEYS} for advice in charged.advice],
     }
-    return json.dumps(told, indent=2)
+    return json_text(content) + "\n"
+
+
+def as_objects(entries: Sequence[ReceiptLine] | Sequence[ReceiptItem]) -> list[dict[str, Any]]:
+    """The fields of each entry."""
+    return [asdict(entry) for entry in entries]

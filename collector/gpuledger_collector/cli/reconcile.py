@@ -4,107 +4,82 @@ from __future__ import annotations
 
 import enum
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from typer import Option
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, FirstDay, LastDay, Month, database, period_of, refuse
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import FINDINGS, TimeRange, new_app, refuse, time_range
+from gpuledger_collector.cli.session import Session, open_session
+from gpuledger_collector.export import proof, provider_bill
+from gpuledger_collector.services.provider_bill import NoBill, reconcile_bill
+from gpuledger_collector.services.reconciliation import reconcile as check_capacity
+from gpuledger_collector.storage.locks import Lock
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-class Shape(enum.StrEnum):
-    """Forms of the output; csv only of differences to a bill."""
-
-    table = "table"
-    json = "json"
-    csv = "csv"
+app = new_app()
 
 
 class Amount(enum.StrEnum):
-    """Costs of a bill: as invoiced, or with commitments amortised."""
+    """Costs of a bill: as invoiced, or with commitments amortized."""
 
     billed = "billed"
     effective = "effective"
 
 
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger reconcile`."""
-    root.command(epilog="Example: gpuledger reconcile --period 2026-10")(reconcile)
-
-
+@app.command(epilog="Example: gpuledger reconcile --period 2026-10")
 def reconcile(
-    period: Month = None,
-    start: FirstDay = None,
-    end: LastDay = None,
-    bill: Annotated[
-        str | None, typer.Option("--bill", metavar="PROVIDER", help="Against this provider's bill of the month.")
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    provider: Annotated[
+        str | None, Option("--bill", metavar="PROVIDER", help="Against this provider's bill of the period.")
     ] = None,
-    amount: Annotated[
-        Amount, typer.Option("--cost", help="For --bill: which cost of the bill counts.")
-    ] = Amount.billed,
-    shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
-    dsn: Dsn = None,
-    config: Config = None,
+    amount: Annotated[Amount, Option("--cost", help="For --bill: which cost of the bill counts.")] = Amount.billed,
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
     """Prove that owners + unallocated + unavailable + unobserved + stranded = capacity x rate, to the micro-unit.
 
-    Ends with 1 when it does not hold, when some of it has no price, or when a claim was refused that somebody is to
-    decide. With --bill: hold the bill against what was
-    observed, every difference with its kind; ends with 1 when one of them is a question to somebody.
+    Ends with 1 when it does not hold, when some of it has no price, or when a refused claim waits for a decision. With
+    --bill: compare the bill with what was observed, every difference with its kind; ends with 1 when a difference has
+    to be asked about.
     """
-    if bill is not None:
-        _against_bill(period, bill, amount, shape, dsn, config)
-        return
-    if shape is Shape.csv:
+    if provider is None and form is options.Format.csv:
         refuse("--format csv is for --bill")
-    asked = period_of(period, start, end)
-    with database(dsn, config) as opened:
-        from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.export import proof
-        from gpuledger_collector.services.reconciliation import reconcile as check
-        from gpuledger_collector.services.refresh import refresh
-        from gpuledger_collector.storage.ledger import zones
-        from gpuledger_collector.wiring import now
-
-        with opened.transaction() as connection:
-            asked = zones.in_zone(connection, asked)
-        with bar("rating") as on_day:
-            refresh(opened, asked, int(now().timestamp() * 1000), on_day)
-        from gpuledger_collector.storage.locks import Lock
-
-        with opened.transaction(Lock.LEDGER) as connection:
-            found = check(connection, asked)
-    sys.stdout.write(proof.as_json(found) if shape is Shape.json else proof.as_text(found))
-    if not found.holds or found.unpriced_ns or found.claims:
+    asked = time_range(period, start, end, days)
+    with open_session(dsn, config) as session:
+        if provider is None:
+            is_proved = prove(session, asked, form)
+        else:
+            is_proved = compare_bill(session, asked, provider, amount, form)
+    if not is_proved:
         raise typer.Exit(FINDINGS)
 
 
-def _against_bill(
-    period: str | None, provider: str, amount: Amount, shape: Shape, dsn: str | None, config: Path | None
-) -> None:
-    if period is None:
-        refuse("--bill: say which month, by --period 2026-10")
-    asked = period_of(period, None, None)
-    with database(dsn, config) as opened:
-        from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.export import provider_bill as forms
-        from gpuledger_collector.services.provider_bill import NoBill, reconcile_bill
-        from gpuledger_collector.services.refresh import refresh
-        from gpuledger_collector.storage.ledger import zones
-        from gpuledger_collector.wiring import now
+def prove(session: Session, asked: TimeRange, form: options.Format) -> bool:
+    """Print the proof; whether it holds, with all usage priced and no claim refused."""
+    span = session.rated(asked)
+    with session.database.transaction(Lock.LEDGER) as connection:
+        sheet = check_capacity(connection, span)
+    sys.stdout.write(proof.as_json(sheet) if form is options.Format.json else proof.as_text(sheet))
+    return sheet.holds and not sheet.unpriced_ns and not sheet.claims
 
-        with opened.transaction() as connection:
-            asked = zones.in_zone(connection, asked)
-        with bar("rating") as on_day:
-            refresh(opened, asked, int(now().timestamp() * 1000), on_day)
-        with opened.transaction() as connection:
-            try:
-                found = reconcile_bill(connection, provider, asked, effective=amount is Amount.effective)
-            except NoBill as error:
-                refuse(str(error))
-    form = {Shape.table: forms.as_text, Shape.json: forms.as_json, Shape.csv: forms.as_csv}[shape]
-    sys.stdout.write(form(found))
-    if found.questions:
-        raise typer.Exit(FINDINGS)
+
+def compare_bill(session: Session, asked: TimeRange, provider: str, amount: Amount, form: options.Format) -> bool:
+    """Print the differences to a provider's bill; whether none has to be asked about."""
+    span = session.rated(asked)
+    with session.database.transaction() as connection:
+        try:
+            comparison = reconcile_bill(connection, provider, span, effective=amount is Amount.effective)
+        except NoBill as error:
+            refuse(str(error))
+    as_text = {
+        options.Format.table: provider_bill.as_text,
+        options.Format.json: provider_bill.as_json,
+        options.Format.csv: provider_bill.as_csv,
+    }[form]
+    sys.stdout.write(as_text(comparison))
+    return not comparison.questions

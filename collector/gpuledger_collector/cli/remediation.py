@@ -1,6 +1,6 @@
-"""Findings of `gpuledger doctor` about what was declared: zones, commitments, budgets, queues, pools, disputes.
+"""Findings of `gpuledger doctor`, and those about declarations: zones, commitments, budgets, queues, pools, disputes.
 
-And about what runs out or drifts apart: certificates, clocks, versions.
+And about what expires or drifts apart: certificates, clocks, versions.
 """
 
 from __future__ import annotations
@@ -8,198 +8,193 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from gpuledger_collector.cli.doctor import DAY_MS, Finding
+from gpuledger_collector import __version__
+from gpuledger_collector.accounting.period import DAY_MS, format_date
+from gpuledger_collector.insight.demand import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
+from gpuledger_collector.notifications.sender import channel_of
+from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage.ledger.health import Declarations
+from gpuledger_collector.storage.ledger.zones import zone_of
 
-if TYPE_CHECKING:
-    from gpuledger_collector.settings import Settings
-    from gpuledger_collector.storage.ledger.health import Declarations
-
-SKEW_MS = 5_000
-"""More than a slow answer of the database explains; jobs and leases go by both clocks."""
+MAX_SKEW_MS = 5_000
+"""More than a slow answer of the database explains; jobs and leases depend on both clocks."""
 SOON_MS = 14 * DAY_MS
-CLOSED_ONES = 31 * DAY_MS
+ENDED_MS = 31 * DAY_MS
 """Commitments that ended longer ago are history."""
+MAX_NAMES = 5
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
-def remediation(found: Declarations, wanted: Settings, now_ms: int) -> Iterator[Finding]:
-    """What of it needs a cure. `now_ms` is the collector's clock when `found` was read."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: `bad` needs a remedy, `note` is worth knowing, `ok` is as it should be."""
+
+    verdict: Literal["ok", "note", "bad"]
+    topic: str
+    sentence: str
+    remedy: str = ""
+
+
+ok, note, bad = (partial(Finding, verdict) for verdict in ("ok", "note", "bad"))
+
+
+def remediation(found: Declarations, chosen: Settings, now_ms: int) -> Iterator[Finding]:
+    """What of the declarations needs a remedy. `now_ms` is the collector's clock when `found` was read."""
     yield from clock(found.server_ms, now_ms)
     yield from zones(found.zones)
     yield from commitments(found.commitments, now_ms)
-    yield from messages(found.recipients, wanted)
+    yield from messages(found.recipients, chosen)
     yield from queues(found.queues, now_ms)
     for pool in found.acting:
-        yield Finding(
-            "bad",
+        yield bad(
             "scaling",
             f"pool {pool} is acted on, and no rate of the price book covers it",
             'gpuledger prices set --pool, or mode = "advice" in its [[pool]] table',
         )
-    yield from disputes(found.disputed_ms, wanted.keep_usage_interval_days, now_ms)
+    yield from disputes(found.disputed_ms, chosen.keep_usage_interval_days, now_ms)
     yield from versions(found.versions)
-    if wanted.tls_certificate_file is not None:
-        yield from certificate(wanted.tls_certificate_file, now_ms)
+    if chosen.tls_certificate_file is not None:
+        yield from certificate(chosen.tls_certificate_file, now_ms)
 
 
 def clock(server_ms: int, now_ms: int) -> Iterator[Finding]:
-    """The database's clock beside the collector's."""
+    """Whether the clocks of database and collector agree."""
     apart_ms = abs(server_ms - now_ms)
-    if apart_ms > SKEW_MS:
-        yield Finding(
-            "bad",
+    if apart_ms > MAX_SKEW_MS:
+        yield bad(
             "clock",
             f"this machine and the database are {apart_ms / 1000:.0f} s apart",
             "keep both by NTP: timedatectl, or chronyc tracking, on each",
         )
 
 
-def zones(names: tuple[str, ...]) -> Iterator[Finding]:
-    """Billing zones that this machine has no data of: no month has bounds then."""
-    from gpuledger_collector.storage.ledger.zones import zone_of
-
+def zones(names: Sequence[str]) -> Iterator[Finding]:
+    """Billing zones that this machine has no data of: their months have no bounds."""
     for name in names:
         try:
             zone_of(name)
         except ValueError:
-            yield Finding(
-                "bad",
+            yield bad(
                 "zone",
-                f"this machine has no data of the billing zone {name}: no month can be made",
+                f"this machine has no data of the billing zone {name}: its months have no bounds",
                 "install the system's tzdata package, or pip install tzdata",
             )
 
 
-def commitments(found: tuple[tuple[str, int], ...], now_ms: int) -> Iterator[Finding]:
-    """Those that ended of late, and those that will soon: usage is on demand from then on."""
-    from gpuledger_collector.accounting.period import format_date
-
-    cure = "renew it as another [[commitment]] in the applied file, or let its GPUs be on demand"
-    for name, ends_ms in found:
+def commitments(ends: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
+    """Commitments that ended recently or will soon: their usage is charged on demand afterwards."""
+    remedy = "renew it as another [[commitment]] in the applied file, or let its GPUs be on demand"
+    for name, ends_ms in ends:
         day = format_date(ends_ms)
-        if now_ms - CLOSED_ONES <= ends_ms <= now_ms:
-            yield Finding(
-                "bad", "commitment", f"{name} ended on {day}: what it covered is charged on demand since", cure
-            )
+        if now_ms - ENDED_MS <= ends_ms <= now_ms:
+            yield bad("commitment", f"{name} ended on {day}: what it covered is charged on demand since", remedy)
         elif now_ms < ends_ms <= now_ms + SOON_MS:
-            yield Finding("note", "commitment", f"{name} ends on {day}", cure)
+            yield note("commitment", f"{name} ends on {day}", remedy)
 
 
-def messages(recipients: tuple[tuple[str, tuple[str, ...]], ...], wanted: Settings) -> Iterator[Finding]:
-    """Budgets that nobody hears of: nobody is named, or no way leads to whom they name."""
-    from gpuledger_collector.notifications.sender import channel_of
-
-    mails = bool(wanted.mail_server or wanted.mail_dir)
-    for name, who in recipients:
-        channels = {channel_of(one) for one in who}
-        if not who:
-            yield Finding(
-                "bad",
+def messages(budgets: Sequence[tuple[str, tuple[str, ...]]], chosen: Settings) -> Iterator[Finding]:
+    """Budgets without recipients, or with recipients that no configured channel reaches."""
+    for name, recipients in budgets:
+        channels = {channel_of(recipient) for recipient in recipients}
+        if not recipients:
+            yield bad(
                 "messages",
-                f"budget {name} tells nobody: it has no recipients",
+                f"budget {name} notifies nobody: it has no recipients",
                 'recipients = ["lead@example.com"] in its [[budget]] table',
             )
-        if "mail" in channels and not mails:
-            yield Finding(
-                "bad",
+        if "mail" in channels and not (chosen.mail_server or chosen.mail_dir):
+            yield bad(
                 "messages",
-                f"budget {name} writes mails, and no way to send one is set",
+                f"budget {name} sends mails, and no way to send one is set",
                 "set mail_server (or mail_dir), then gpuledger outbox send",
             )
-        if channels - {"mail"} and wanted.hooks_file is None:
-            yield Finding(
-                "bad",
+        if channels - {"mail"} and chosen.hooks_file is None:
+            yield bad(
                 "messages",
                 f"budget {name} posts to a chat or webhook, and hooks_file is not set",
                 "set hooks_file, and name the address in it (docs/guides/mails.md)",
             )
 
 
-def queues(found: tuple[tuple[str, int], ...], now_ms: int) -> Iterator[Finding]:
-    """Queues of which nothing was heard for longer than a reading counts, and that were not taken away."""
-    from gpuledger_collector.insight.demand import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
-
-    for source, at_ms in found:
+def queues(readings: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
+    """Queues that were not read for longer than a reading is valid, and not long enough to be forgotten."""
+    for source, at_ms in readings:
         silent_ms = now_ms - at_ms
         if QUEUE_VALID_MS < silent_ms <= 7 * QUEUE_EXPIRED_MS:
-            yield Finding(
-                "bad",
+            yield bad(
                 "queue",
                 f"the queue of {source} was last read {silent_ms // 60_000} min ago",
                 "on its controller: systemctl status gpuledger-queue.timer",
             )
 
 
-def disputes(found: tuple[tuple[int, int], ...], keep_days: int, now_ms: int) -> Iterator[Finding]:
-    """Disputes that wait about days of which the evidence is let go."""
-    for number, start_ms in found:
+def disputes(starts: Sequence[tuple[int, int]], keep_days: int, now_ms: int) -> Iterator[Finding]:
+    """Open disputes about days whose evidence expires."""
+    for number, start_ms in starts:
         if keep_days and start_ms < now_ms - keep_days * DAY_MS:
-            yield Finding(
-                "bad",
+            yield bad(
                 "retention",
                 f"dispute {number} is open about days before those that keep_usage_interval_days = {keep_days} keeps",
                 "decide it (gpuledger disputes resolve), or keep evidence for longer",
             )
 
 
-def versions(found: tuple[tuple[str, str], ...]) -> Iterator[Finding]:
-    """Agents of another minor version than the collector's; what is no version (a test's) is left alone."""
-    from gpuledger_collector import __version__
-
-    ours = _numbers(__version__)
+def versions(agents: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    """Agents of another minor version than the collector's; a text that is not a version is left alone."""
+    own = _numbers(__version__)
     newer: list[str] = []
     older: list[str] = []
-    for node, version in found:
-        theirs = _numbers(version)
-        if theirs is None or ours is None or theirs[:2] == ours[:2]:
+    for node, version in agents:
+        other = _numbers(version)
+        if other is None or own is None or other[:2] == own[:2]:
             continue
-        (newer if theirs > ours else older).append(f"{node} ({version})")
+        (newer if other > own else older).append(f"{node} ({version})")
     if newer:
-        yield Finding(
-            "bad",
+        yield bad(
             "versions",
-            f"agents newer than this collector ({__version__}): {_some(newer)}",
-            "upgrade the collector first: a newer agent may say what this one refuses",
+            f"agents newer than this collector ({__version__}): {_first(newer)}",
+            "upgrade the collector first: it may refuse what a newer agent reports",
         )
     if older:
-        yield Finding(
-            "note",
+        yield note(
             "versions",
-            f"agents older than this collector ({__version__}): {_some(older)}",
+            f"agents older than this collector ({__version__}): {_first(older)}",
             "upgrade them when it suits: apt install ./gpuledger-agent_*.deb",
         )
 
 
 def _numbers(text: str) -> tuple[int, ...] | None:
-    found = _VERSION.match(text)
-    return None if found is None else tuple(int(number or 0) for number in found.groups())
+    match = _VERSION.match(text)
+    return None if match is None else tuple(int(number or 0) for number in match.groups())
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
 def certificate(path: Path, now_ms: int) -> Iterator[Finding]:
-    """How long the server's certificate holds."""
-    cure = "put a new certificate and key in place; the collector takes them at its next start"
+    """How long the server's certificate is valid."""
+    remedy = "put a new certificate and key in place; the collector takes them at its next start"
     try:
         ends = expiry(path.read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error)
-        yield Finding("bad", "certificate", f"{path} cannot be read: {said}", cure)
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        yield bad("certificate", f"{path} cannot be read: {reason}", remedy)
         return
     days = (round(ends.timestamp() * 1000) - now_ms) // DAY_MS
-    sentence = f"{path} holds until {ends:%Y-%m-%d}"
+    sentence = f"{path} is valid until {ends:%Y-%m-%d}"
     if days < 0:
-        yield Finding("bad", "certificate", f"{path} ended on {ends:%Y-%m-%d}: agents refuse the collector", cure)
+        yield bad("certificate", f"{path} ended on {ends:%Y-%m-%d}: agents refuse the collector", remedy)
     elif days * DAY_MS < SOON_MS:
-        yield Finding("bad", "certificate", f"{sentence}, {days} days", cure)
+        yield bad("certificate", f"{sentence}, {days} days", remedy)
     else:
-        yield Finding("ok", "certificate", sentence)
+        yield ok("certificate", sentence)
 
 
 def expiry(pem: str) -> dt.datetime:
@@ -212,22 +207,22 @@ def expiry(pem: str) -> dt.datetime:
         # version [0] is optional; then serial number, signature, issuer, validity
         validity = fields[4 if fields[0][0] == 0xA0 else 3][1]
         tag, text = _parts(validity)[1]
-        form = "%y%m%d%H%M%SZ" if tag == 0x17 else "%Y%m%d%H%M%SZ"
+        form = "%y%m%d%H%M%SZ" if tag == 0x17 else "%Y%m%d%H%M%SZ"  # UTCTime or GeneralizedTime
         return dt.datetime.strptime(text.decode("ascii"), form).replace(tzinfo=dt.UTC)
     except (IndexError, ValueError) as error:
         raise ValueError("its certificate is not X.509") from error
 
 
 def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """Tags and contents of the DER values that follow one another here (ITU-T X.690 8.1)."""
-    found, at = [], 0
+    """Tags and contents of consecutive DER values (ITU-T X.690 8.1)."""
+    parts, at = [], 0
     while at < len(der):
         tag, length, at = der[at], der[at + 1], at + 2
-        if length & 0x80:
+        if length & 0x80:  # the long form: so many bytes hold the length
             size = length & 0x7F
             length, at = int.from_bytes(der[at : at + size], "big"), at + size
         if at + length > len(der):
             raise ValueError("a value is cut short")
-        found.append((tag, der[at : at + length]))
+        parts.append((tag, der[at : at + length]))
         at += length
-    return found
+    return parts

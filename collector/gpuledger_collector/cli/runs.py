@@ -1,63 +1,56 @@
-"""gpuledger runs: what each run held, wasted and produced, what a unit of its output cost, and what held it back."""
+"""gpuledger runs: what each run held, wasted and produced, what a unit of its output cost, and its bottlenecks."""
 
 from __future__ import annotations
 
 import enum
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, owner_levels, refuse, untouched
+from gpuledger_collector.accounting.period import format_instant, parse_instant
+from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.unit_cost import UnitCost
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.amounts import MWS_PER_KWH, minor_amount, to_minute
+from gpuledger_collector.cli.common import dry_run_note, new_app, owner_levels, refuse, require_folder, time_range
+from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json, write_text
+from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.cli.workloads import find_workload
+from gpuledger_collector.export.html import unit_price
+from gpuledger_collector.export.runs import UNITS, as_csv, as_html, as_json, as_text, run_json
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.run_report import chief_unit_costs, record_progress, report_run
+from gpuledger_collector.storage.ledger.runs import RunRow, listed
 
-if TYPE_CHECKING:
-    from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.accounting.unit_cost import UnitCost
-    from gpuledger_collector.storage.ledger.runs import RunRow
-
-WEEKS_DAYS = 28
+app = new_app(name="runs", help="What runs cost, wasted and produced.", invoke_without_command=True)
 COLUMNS = (
-    "run",
-    "name",
-    "user",
-    "team",
-    "model",
-    "gpus",
-    "from",
-    "to",
-    "gpu_hours",
-    "gpu_hours_idle",
-    "cost",
-    "cost_idle",
-    "currency",
-    "kwh",
-    "unit",
-    "unit_cost",
-    "units",
-    "coverage",
-)
-
-app = typer.Typer(
-    name="runs",
-    help="What runs cost, wasted and produced.",
-    invoke_without_command=True,
-    epilog="Example: gpuledger runs --owner team=vision --sort waste",
+    Column("run"),
+    Column("name", is_optional=True),
+    hidden("user"),
+    Column("team"),
+    hidden("model"),
+    number("gpus", is_optional=True),
+    Column("from", is_optional=True, show=to_minute),
+    hidden("to"),
+    number("gpu_hours"),
+    number("gpu_hours_idle", is_optional=True),
+    number("cost"),
+    number("cost_idle"),
+    Column("currency"),
+    hidden("kwh", is_number=True),
+    number("unit_cost", is_optional=True),
+    Column("unit", is_optional=True),
+    hidden("units", is_number=True),
+    number("coverage", is_optional=True),
 )
 
 
-class Shape(enum.StrEnum):
-    """Forms of a list."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-
-
-class ReportShape(enum.StrEnum):
-    """Forms of a report."""
+class RunFormat(enum.StrEnum):
+    """Forms of a run's report."""
 
     table = "table"
     csv = "csv"
@@ -66,7 +59,7 @@ class ReportShape(enum.StrEnum):
 
 
 class Order(enum.StrEnum):
-    """What a list is sorted by."""
+    """Sort orders of a list of runs."""
 
     cost = "cost"
     waste = "waste"
@@ -74,115 +67,72 @@ class Order(enum.StrEnum):
     newest = "newest"
 
 
+SORT_KEYS: dict[Order, Callable[[RunRow], Any]] = {
+    Order.cost: lambda row: (-(row.cost_micro or 0), -row.gpu_ns, row.key),
+    Order.waste: lambda row: (-(row.idle_cost_micro or 0), -row.idle_ns, row.key),
+    Order.newest: lambda row: (-row.start_ms, row.key),
+}
+
+
 class Bucket(enum.StrEnum):
-    """Usage intervals of time: hours of UTC, days and months of the bill."""
+    """Parts of a run's time: hours of UTC, days and months of the billing zone."""
 
     hour = "hour"
     day = "day"
     month = "month"
 
 
-Start = Annotated[str | None, typer.Option("--from", metavar="DATE", help="First day (of the billing zone), included.")]
-End = Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day (of the billing zone), not included.")]
-Workload = Annotated[str, typer.Argument(metavar="RUN", help="Its key, its id at the scheduler, or its name.")]
+RunName = Annotated[str, Argument(metavar="RUN", help="Its key, its id at the scheduler, or its name.")]
 
 
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger runs`."""
-    root.add_typer(app)
-
-
-@app.callback()
+@app.callback(epilog="Example: gpuledger runs --owner team=vision --sort waste")
 def runs(
     context: typer.Context,
-    start: Start = None,
-    end: End = None,
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
     owner: Annotated[
-        list[str] | None, typer.Option("--owner", metavar="LEVEL=VALUE", help="Only this owner's, such as team=vision.")
+        list[str] | None, Option("--owner", metavar="LEVEL=VALUE", help="Only this owner's, such as team=vision.")
     ] = None,
-    sort: Annotated[Order, typer.Option("--sort", help="Largest first by this.")] = Order.cost,
-    top: Annotated[int, typer.Option("--top", min=0, help="Only so many; 0: all.")] = 50,
-    shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
-    dsn: Dsn = None,
-    config: Config = None,
+    sort: Annotated[Order, Option("--sort", help="Largest first by this.")] = Order.cost,
+    top: options.Top = 50,
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """List runs of a period (the last four weeks) with their cost, their waste and the cost of a unit of their output.
+    """List the runs of a period with their cost, their waste and the cost of a unit of their output.
 
     A unit's cost is of the time that its counters cover; `coverage` says how much of the charged time that is.
     """
     if context.invoked_subcommand is not None:
         return
     levels = owner_levels(owner or [])
-    with database(dsn, config) as opened:
-        from gpuledger_collector.export.runs import run_json
-        from gpuledger_collector.services.run_report import chief_unit_costs
-        from gpuledger_collector.storage.ledger import runs as stored
-
-        connection, period, _ = _ready(opened.dsn, start, end)
-        with connection:
-            rows = stored.listed(connection, period, levels)
+    asked = time_range(period, start, end, days)
+    with open_session(dsn, config) as session:
+        span = session.rated(asked)
+        with session.database.transaction() as connection:
+            rows = listed(connection, span, levels)
             if sort is not Order.unit:
-                rows.sort(key=_ranks(sort))
-                rows = rows[: top or None]
-            units = chief_unit_costs(connection, rows, period)
-    if sort is Order.unit:
-        rows = sorted(rows, key=lambda row: -(_unit_cost(units.get((row.workload_id, row.currency))) or 0))
-        rows = rows[: top or None]
+                rows = sorted(rows, key=SORT_KEYS[sort])[: top or None]
+            units = chief_unit_costs(connection, rows, span)
     chosen = [(row, units.get((row.workload_id, row.currency))) for row in rows]
-    if shape is Shape.json:
-        from gpuledger_collector.export.cells import json_text
-
-        print(json_text([run_json(*one) for one in chosen]))
+    if sort is Order.unit:
+        chosen = sorted(chosen, key=lambda entry: -_unit_cost(entry[1]))[: top or None]
+    if form is options.Format.json:
+        print_json([run_json(row, unit) for row, unit in chosen])
+    elif form is options.Format.table and not chosen:
+        print("no run was charged in this period")
     else:
-        _emit([row_of(*one) for one in chosen], shape)
+        emit(form, COLUMNS, [to_row(row, unit) for row, unit in chosen])
 
 
-def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = False) -> tuple[Any, Period, int]:
-    """A connection to a ledger that is up to date for the period (or for all of time), the period, and now."""
-    from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.cli.progress import bar
-    from gpuledger_collector.services.hourly_usage import ALWAYS
-    from gpuledger_collector.services.refresh import refresh
-    from gpuledger_collector.storage.database import Database
-    from gpuledger_collector.storage.ledger import zones
-    from gpuledger_collector.wiring import now
-
-    now_ms = round(now().timestamp() * 1000)
-    opened = Database(dsn)
-    with opened.transaction() as connection:
-        calendar = zones.calendar(connection)
-    today = calendar.day_of(now_ms)
-    first = calendar.date_of(calendar.days_before(today.start_ms, WEEKS_DAYS)).isoformat()
-    try:
-        period = calendar.date_range(start or first, end or calendar.date_of(today.end_ms).isoformat())
-    except ValueError as error:
-        refuse(str(error))
-    with bar("rating") as on_day:
-        due = ALWAYS if everything else Period(period.start_ms, min(period.end_ms, today.end_ms))
-        refresh(opened, due, now_ms, on_day)
-    return opened.connect(), period, now_ms
+def _unit_cost(unit: UnitCost | None) -> Decimal:
+    return Decimal(0) if unit is None or unit.cost is None else unit.cost
 
 
-def _ranks(sort: Order) -> Any:
-    if sort is Order.waste:
-        return lambda row: (-(row.idle_cost_micro or 0), -row.idle_ns, row.key)
-    if sort is Order.newest:
-        return lambda row: (-row.start_ms, row.key)
-    return lambda row: (-(row.cost_micro or 0), -row.gpu_ns, row.key)
-
-
-def _unit_cost(unit: UnitCost | None) -> Any:
-    return None if unit is None else unit.cost
-
-
-def row_of(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
-    """A run as people read it, by COLUMNS; empty where something is not known or not priced."""
-    from gpuledger_collector.accounting.period import format_instant
-    from gpuledger_collector.accounting.quantity import hours_decimal
-    from gpuledger_collector.cli.recommend import money
-    from gpuledger_collector.export.html import unit_price
-    from gpuledger_collector.export.runs import UNITS
-
+def to_row(row: RunRow, unit: UnitCost | None) -> Row:
+    """A run as text, by COLUMNS; empty where something is not known or not priced."""
     held, idle = hours_decimal([row.gpu_ns, row.idle_ns], 2)
     return {
         "run": row.key,
@@ -195,10 +145,10 @@ def row_of(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
         "to": format_instant(row.end_ms),
         "gpu_hours": str(held),
         "gpu_hours_idle": "" if row.unknown_ns == row.gpu_ns else str(idle),
-        "cost": money(row.cost_micro, row.currency),
-        "cost_idle": money(row.idle_cost_micro, row.currency),
+        "cost": minor_amount(row.cost_micro, row.currency),
+        "cost_idle": minor_amount(row.idle_cost_micro, row.currency),
         "currency": row.currency or "",
-        "kwh": "" if row.energy_mj is None else f"{row.energy_mj / 3.6e9:.3f}",
+        "kwh": "" if row.energy_mj is None else f"{row.energy_mj / MWS_PER_KWH:.3f}",
         "unit": "" if unit is None else UNITS[unit.counter],
         "unit_cost": "" if unit is None else unit_price(unit.cost),
         "units": "" if unit is None else str(unit.units),
@@ -206,139 +156,68 @@ def row_of(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
     }
 
 
-def _emit(rows: Sequence[dict[str, str]], shape: Shape) -> None:
-    if shape is Shape.csv:
-        import csv
-
-        from gpuledger_collector.export.cells import neutral
-
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows([[neutral(row[name]) for name in COLUMNS] for row in rows])
-        return
-    if not rows:
-        print("no run was charged in this period")
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-
-    from gpuledger_collector.export.tables import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    shown = (
-        "run",
-        "name",
-        "team",
-        "gpus",
-        "from",
-        "gpu_hours",
-        "gpu_hours_idle",
-        "cost",
-        "cost_idle",
-        "currency",
-        "unit_cost",
-        "unit",
-        "coverage",
-    )
-    right = {"gpus", "gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "unit_cost", "coverage"}
-    for name in shown:
-        table.add_column(name.replace("_", " "), justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(row[name][:16] if name == "from" else row[name] for name in shown))
-    Console(width=None if sys.stdout.isatty() else 240, color_system=None, legacy_windows=False).print(table)
-
-
 @app.command(epilog="Example: gpuledger runs show 4711 --format html -o 4711.html")
 def show(
-    workload: Workload,
-    start: Start = None,
-    end: End = None,
-    by: Annotated[Bucket | None, typer.Option("--by", help="Unit costs by this usage interval of time, too.")] = None,
-    shape: Annotated[ReportShape, typer.Option("--format", help="Form of the output.")] = ReportShape.table,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
-    dsn: Dsn = None,
-    config: Config = None,
+    name: RunName,
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    by: Annotated[Bucket | None, Option("--by", help="Unit costs of each part of its time, too.")] = None,
+    form: Annotated[RunFormat, Option("--format", help="Form of the output.")] = RunFormat.table,
+    output: options.Output = None,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Report one run: what it held, used, wasted and produced, what a unit cost, what held it back, and its like.
+    """Report one run: what it held, used, wasted and produced, its unit costs, its bottlenecks, and runs like it.
 
-    The page of `--format html` needs nothing else; `csv` has the unit costs. Without dates, all of its time counts.
+    The page of `--format html` is self-contained; `csv` has the unit costs. Without a period, all of its time counts.
     """
-    if output is not None and not output.parent.is_dir():
-        refuse(f"{output.parent} is no folder to write to")
-    if (start is None) != (end is None):
-        refuse("say both --from and --to, or neither")
-    with database(dsn, config) as opened:
-        from gpuledger_collector.export import runs as forms
-        from gpuledger_collector.services.run_report import report_run
-
-        connection, period, now_ms = _ready(opened.dsn, start, end, everything=start is None)
-        with connection:
-            number, key = _called(connection, workload)
-            bucket = None if by is None else by.value
-            if bucket is None and shape is ReportShape.html:
-                bucket = "day"
-            made = report_run(connection, number, bucket, now_ms, None if start is None else period)
-    if made is None:
-        refuse(f"{key} was charged nothing{'' if start is None else ' in this period'}")
-    if shape is ReportShape.html:
-        text = forms.as_html(made)
-    elif shape is ReportShape.json:
-        text = forms.as_json(made)
-    elif shape is ReportShape.csv:
-        text = forms.as_csv(made.by or made.units)
+    require_folder(output)
+    asked = time_range(period, start, end, days)
+    is_limited = (period, start, days) != (None, None, None)
+    bucket = Bucket.day if by is None and form is RunFormat.html else by
+    with open_session(dsn, config) as session:
+        span = session.rated(asked) if is_limited else None
+        if span is None:
+            session.rate(ALWAYS)
+        with session.database.transaction() as connection:
+            number, key, *_ = find_workload(connection, name, "run")
+            report = report_run(connection, number, None if bucket is None else bucket.value, session.now_ms, span)
+    if report is None:
+        refuse(f"{key} was charged nothing{' in this period' if is_limited else ''}")
+    if form is RunFormat.csv:
+        write_text(as_csv(report.by or report.units), output)
     else:
-        text = forms.as_text(made)
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        output.write_text(text, encoding="utf-8", newline="")
-
-
-def _called(connection: Any, name: str) -> tuple[int, str]:
-    from gpuledger_collector.storage.findings.recommendations import workloads_called
-
-    found = workloads_called(connection, name)
-    if not found:
-        refuse(f"no run has the key, the id or the name {name!r}")
-    if len(found) > 1:
-        refuse(
-            f"{name!r} is not the only one of its name; name one by its key: {', '.join(one[1] for one in found[:5])}"
-        )
-    return found[0][0], found[0][1]
+        page = {RunFormat.html: as_html, RunFormat.json: as_json, RunFormat.table: as_text}[form]
+        write_text(page(report), output)
 
 
 @app.command(epilog="Example: gpuledger runs report 4711 --steps 12000 --tokens 50331648000")
 def report(
-    workload: Workload,
-    steps: Annotated[int | None, typer.Option("--steps", min=0, help="Steps since it began.")] = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", min=0, help="Tokens since it began.")] = None,
-    samples: Annotated[int | None, typer.Option("--samples", min=0, help="Samples since it began.")] = None,
-    at: Annotated[str | None, typer.Option("--at", metavar="INSTANT", help="RFC 3339 with zone; default: now.")] = None,
-    dry_run: DryRun = False,
-    dsn: Dsn = None,
-    config: Config = None,
+    name: RunName,
+    steps: Annotated[int | None, Option("--steps", min=0, help="Steps since it began.")] = None,
+    tokens: Annotated[int | None, Option("--tokens", min=0, help="Tokens since it began.")] = None,
+    samples: Annotated[int | None, Option("--samples", min=0, help="Samples since it began.")] = None,
+    at: Annotated[str | None, Option("--at", metavar="INSTANT", help="RFC 3339 with zone; default: now.")] = None,
+    dry_run: options.DryRun = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Say how far a run has come, in totals that only grow: what a step or a token cost is counted from it.
+    """Report the progress of a run, in totals that only grow: what a step or a token cost is derived from it.
 
     The same as POST /v1/runs/RUN/progress, for whoever can reach the database.
     """
-    from gpuledger_collector.accounting.period import parse_instant
-
-    told = {"steps": steps, "tokens": tokens, "samples": samples}
+    totals = {"steps": steps, "tokens": tokens, "samples": samples}
+    progress = {counter: value for counter, value in totals.items() if value is not None}
     try:
         at_ms = None if at is None else parse_instant(at)
     except ValueError as error:
         refuse(f"--at: {error}")
-    with database(dsn, config) as opened:
-        from gpuledger_collector.services.run_report import record_progress
-        from gpuledger_collector.wiring import now
-
-        with opened.transaction(dry_run=dry_run) as connection:
-            number, key = _called(connection, workload)
-            try:
-                values = {name: value for name, value in told.items() if value is not None}
-                record_progress(connection, number, values, at_ms, None, round(now().timestamp() * 1000))
-            except ValueError as error:
-                refuse(str(error))
-    said = ", ".join(f"{value} {name}" for name, value in told.items() if value is not None)
-    say(f"{key}: {said}" + untouched(dry_run))
+    with open_session(dsn, config) as session, session.database.transaction(dry_run=dry_run) as connection:
+        number, key, *_ = find_workload(connection, name, "run")
+        try:
+            record_progress(connection, number, progress, at_ms, None, session.now_ms)
+        except ValueError as error:
+            refuse(str(error))
+    say(f"{key}: " + ", ".join(f"{value} {counter}" for counter, value in progress.items()) + dry_run_note(dry_run))

@@ -1,282 +1,264 @@
-"""gpuledger scale: what a capacity policy would have brought, and what to hold now."""
+"""gpuledger scale: what a capacity policy would have cost, and what to hold now."""
 
 from __future__ import annotations
 
-import enum
-import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
-import typer
+import numpy as np
+from typer import Argument, Option
 
-from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
-from gpuledger_collector.cli.scale_pools import emit as emit_month
-from gpuledger_collector.cli.scale_pools import pools as _pools
-from gpuledger_collector.cli.scale_pools import show
-from gpuledger_collector.cli.terminal import print_table, say
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import duration_ms, end_with, new_app, refuse, time_range
+from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
+from gpuledger_collector.cli.progress import busy
+from gpuledger_collector.cli.scale_pools import open_pools, print_backtest
+from gpuledger_collector.cli.series_files import read_series
+from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.scaling import COLUMNS as DECISION_NAMES
+from gpuledger_collector.export.scaling import row as decision_row
+from gpuledger_collector.insight.backtest import DEFAULT_COST_CAP, Backtest, ScalingScenario, backtest_scaling
+from gpuledger_collector.insight.pool_backtest import PoolBacktest
+from gpuledger_collector.insight.scaling.advice import ScalingAdvice
+from gpuledger_collector.insight.scaling.pools import explain_no_decision
+from gpuledger_collector.insight.series import Series
+from gpuledger_collector.storage.capacity import scaling
 from gpuledger_common.plurals import plural
 
-if TYPE_CHECKING:
-    from gpuledger_collector.insight.backtest import Backtest
-    from gpuledger_collector.insight.pool_backtest import PoolBacktest
-    from gpuledger_collector.insight.scaling.advice import ScalingAdvice
-    from gpuledger_collector.insight.series import Series
+DEFAULT_LEAD_MS = 600_000
+ADVICE_COLUMNS = (Column("pool"), number("demand_now"), number("desired_gpus"), Column("mode"), Column("reason"))
+BACKTEST_COLUMNS = (
+    Column("policy"),
+    number("capacity"),
+    hidden("demand", is_number=True),
+    number("wait"),
+    number("wait_p95_s", "wait p95, s"),
+    hidden("starts", is_number=True),
+    number("cold_starts", is_optional=True),
+    number("actions", is_optional=True),
+    Column("setting", is_optional=True),
+)
+SHOWN = ("made_at", "pool", "demand_gpus", "reactive_gpus", "desired_gpus")
+HISTORY_TABLE = (
+    Column("made_at", "made"),
+    Column("pool"),
+    number("demand_gpus", "demand"),
+    number("reactive_gpus", "reactive", is_optional=True),
+    number("desired_gpus", "desired"),
+    number("wait", "wait GPU-h"),
+    number("waste", "waste GPU-h"),
+    Column("reason", "why", is_optional=True),
+)
+
+app = new_app(
+    name="scale", help="Capacity in time: what to hold now, and what policies would have cost.", no_args_is_help=True
+)
 
 
-class Shape(enum.StrEnum):
-    """How it is printed."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-
-
-COLUMNS = ("policy", "capacity", "demand", "wait", "wait_p95_s", "starts", "cold_starts", "actions", "setting")
-
-
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger scale`."""
-    group = typer.Typer(
-        help="Capacity in time: what to hold now, and what policies would have brought.", no_args_is_help=True
-    )
-    example = "Example: gpuledger scale backtest demand.csv --delay 10m --cost-cap 1.1 --format json"
-    group.command(epilog=example)(backtest)
-    advice = "Example: gpuledger scale advise --pool train --delay 10m --format json"
-    group.command(epilog=advice)(advise)
-    group.command(epilog="Example: gpuledger scale history --pool train --days 28 --format csv")(history)
-    group.callback()(_group)
-    root.add_typer(group, name="scale")
-
-
-def _group() -> None:
-    """Capacity in time: what policies would have brought, and what to hold now."""
-
-
+@app.command(epilog="Example: gpuledger scale advise --pool train --delay 10m --format json")
 def advise(
-    pool: str | None = typer.Option(None, "--pool", help="Only this pool of the ledger, with its back-test."),
-    delay: str | None = typer.Option(
-        None, "--delay", metavar="SPAN", help="From an order to the GPU that serves [the pool's own, else 10m]."
-    ),
-    floor: float | None = typer.Option(None, "--floor", min=0.0, help="GPUs to hold at least [the pool's own]."),
-    ceiling: float | None = typer.Option(None, "--ceiling", min=0.0, help="GPUs to hold at most [the pool's own]."),
-    node_gpus: float | None = typer.Option(
-        None, "--node-gpus", min=0.01, help="GPUs of a node [the pool's own, or 1]."
-    ),
-    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
-    dsn: Dsn = None,
-    config: Config = None,
+    pool: Annotated[str | None, Option("--pool", help="Only this pool of the ledger, with its back-test.")] = None,
+    delay: Annotated[
+        str | None,
+        Option("--delay", metavar="SPAN", help="From an order to the GPU that serves; else the pool's, or 10m."),
+    ] = None,
+    floor: Annotated[
+        float | None, Option("--floor", min=0.0, help="GPUs to hold at least; else the pool's own.")
+    ] = None,
+    ceiling: Annotated[
+        float | None, Option("--ceiling", min=0.0, help="GPUs to hold at most; else the pool's own.")
+    ] = None,
+    node_gpus: Annotated[
+        float | None, Option("--node-gpus", min=0.01, help="GPUs of a node; else the pool's own, or 1.")
+    ] = None,
+    form: options.Form = options.Format.table,
+    exit_code: options.ExitCode = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
     """Say how many GPUs each pool should hold now, and why, within the limits of its [[pool]] table.
 
-    It covers the demand of now; a pool whose demand is not known of late gets no number, and the command ends with 1.
-    Advice by the pool's own limits is recorded; with other ones given here it is only shown.
+    It covers current demand; a pool whose recent demand is not known gets no number, and with --exit-code the command
+    ends with 1. Advice by the pool's own limits is recorded; with other ones given here it is only shown.
     """
-    from gpuledger_collector.cli.series_files import duration_ms
-    from gpuledger_collector.insight.scaling.pools import explain_no_decision
-
     given = {"floor_gpus": floor, "ceiling_gpus": ceiling, "node_gpus": node_gpus}
-    changes = {name: value for name, value in given.items() if value is not None}
+    limits = {name: value for name, value in given.items() if value is not None}
     lead_ms = None if delay is None else duration_ms(delay, "--delay")
-    with _pools(dsn, config, pool) as pools:
-        made = pools.recorded(pool) if not changes and lead_ms is None else pools.tried(pool, lead_ms, changes)
-        found = {
-            name: explain_no_decision(pools.demand[name]) if one is None else one.advice for name, one in made.items()
+    with open_pools(dsn, config, pool) as pools:
+        own_terms = not limits and lead_ms is None
+        decisions = pools.record_decisions(pool) if own_terms else pools.try_decisions(pool, lead_ms, limits)
+        advice = {
+            name: explain_no_decision(pools.demand[name]) if decision is None else decision.advice
+            for name, decision in decisions.items()
         }
-        past = None if pool is None or made[pool] is None else pools.month(pool, lead_ms, changes)
-    emit_advice(found, shape, past)
-    raise typer.Exit(FINDINGS if None in made.values() else DONE)
+        backtest = None if pool is None or decisions[pool] is None else pools.backtest(pool, lead_ms, limits)
+    print_advice(advice, form, backtest)
+    end_with(None in decisions.values(), exit_code)
 
 
-ADVICE = ("pool", "demand_now", "desired_gpus", "mode", "reason")
-
-
-def emit_advice(given: Mapping[str, ScalingAdvice | str], shape: Shape, past: PoolBacktest | None = None) -> None:
-    """Print the advice; a pool without one has its reason and no number. `past` is the back-test of the one pool."""
-    rows = [
-        (name, None, None, "stale", one)
-        if isinstance(one, str)
-        else (name, round(one.demand_now, 3), one.desired_gpus, one.mode, one.reason)
-        for name, one in given.items()
-    ]
-    if shape is Shape.json:
-        import json
-
-        more: dict[str, object] = {} if past is None else {"backtest": past.facts()}
-        print(json.dumps([{**dict(zip(ADVICE, row, strict=True)), **more} for row in rows], indent=2))
-        return
-    if shape is Shape.csv:
-        import csv
-
-        from gpuledger_collector.export.cells import harmless
-
-        csv.writer(sys.stdout, lineterminator="\n").writerows([ADVICE, *map(harmless, rows)])
-        return
-    for name, demand, desired, mode, reason in rows:
-        say(
-            f"{name}: hold {plural(f'{desired:g}', 'GPU')} (demand now {demand:g}, {mode}). {reason}"
-            if desired is not None
-            else f"{name}: {reason}"
-        )
-    if past is not None:
-        print()
-        show(past)
-
-
-def history(
-    pool: str | None = typer.Option(None, "--pool", help="Only this pool."),
-    days: int = typer.Option(28, "--days", min=1, max=400, help="How far back."),
-    most: int = typer.Option(1000, "--most", min=1, max=100_000, help="Most decisions, the newest ones."),
-    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
-    dsn: Dsn = None,
-    config: Config = None,
+def print_advice(
+    advice: Mapping[str, ScalingAdvice | str], form: options.Format, backtest: PoolBacktest | None
 ) -> None:
-    """Show what was decided for pools, and what came of it: demand, wait and waste had it been followed.
+    """Print the advice; a pool without one has its reason and no number. `backtest` is that of the one pool."""
+    names = [column.name for column in ADVICE_COLUMNS]
+    rows: list[dict[str, Any]] = [
+        dict(
+            zip(
+                names,
+                (name, None, None, "stale", entry)
+                if isinstance(entry, str)
+                else (name, round(entry.demand_now, 3), entry.desired_gpus, entry.mode, entry.reason),
+                strict=True,
+            )
+        )
+        for name, entry in advice.items()
+    ]
+    if form is options.Format.json and backtest is not None:
+        rows = [{**row, "backtest": backtest.facts()} for row in rows]
+    if form is not options.Format.table:
+        emit(form, ADVICE_COLUMNS, rows)
+        return
+    for row in rows:
+        gpus = row["desired_gpus"]
+        now = (
+            ""
+            if gpus is None
+            else f"hold {plural(f'{gpus:g}', 'GPU')} (demand now {row['demand_now']:g}, {row['mode']}). "
+        )
+        say(f"{row['pool']}: {now}{row['reason']}")
+    if backtest is not None:
+        print()
+        print_backtest(backtest, form)
+
+
+@app.command(epilog="Example: gpuledger scale history --pool train --days 28 --format csv")
+def history(
+    pool: Annotated[str | None, Option("--pool", help="Only this pool.")] = None,
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    limit: Annotated[
+        int, Option("--limit", min=1, max=100_000, help="At most so many decisions, the newest ones.")
+    ] = 1000,
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Show the decisions on pools and their outcome: demand, wait and waste had they been followed.
 
     Wait is demand above what was desired, waste what was desired above demand: GPU-seconds while the decision served.
     """
-    from gpuledger_collector.cli.common import database
-    from gpuledger_collector.export.scaling import emit_history
-    from gpuledger_collector.storage.capacity import scaling
-    from gpuledger_collector.wiring import now
+    asked = time_range(period, start, end, days)
+    with open_session(dsn, config) as session:
+        span = asked.resolve(session.calendar, session.now_ms)
+        with session.database.engine.connect() as connection:
+            decisions = scaling.history(connection, pool, span.start_ms, limit)
+    rows = [decision_row(decision.facts) for decision in decisions if decision.facts["made_ms"] < span.end_ms]
+    if form is options.Format.table:
+        note = f"{plural(len(rows), 'decision')}; wait and waste while a decision served, had it been followed"
+        emit(form, HISTORY_TABLE, [_history_row(row) for row in rows], [note])
+    else:
+        columns = [Column(name) for name in DECISION_NAMES]
+        emit(form, columns, [{name: row[name] for name in DECISION_NAMES} for row in rows])
 
-    since_ms = round(now().timestamp() * 1000) - days * 86_400_000
-    with database(dsn, config) as opened, opened.engine.connect() as connection:
-        found = scaling.history(connection, pool, since_ms, most)
-    sys.stdout.write(emit_history([one.facts for one in found], shape.value))
+
+def _history_row(row: Row) -> Row:
+    """A decision with its hours of wait and waste as text, and the order that it led to."""
+    order = f" [{row['told']}: {row['told_state'] or 'put out'}]" if row["told"] else ""
+    return {
+        **{name: f"{row[name]:.1f}" if isinstance(row[name], float) else row[name] for name in SHOWN},
+        "wait": _hours(row["wait_gpu_s"]),
+        "waste": _hours(row["waste_gpu_s"]),
+        "reason": f"{row['reason']}{order}",
+    }
 
 
+def _hours(gpu_s: object) -> str:
+    return f"{gpu_s / 3600:.2f}" if isinstance(gpu_s, float) else "not yet"
+
+
+@app.command(epilog="Example: gpuledger scale backtest demand.csv --delay 10m --cost-cap 1.1 --format json")
 def backtest(
-    file: str | None = typer.Argument(
-        None, metavar="[FILE]", help="CSV with ts,demand, evenly spaced; - reads standard input."
-    ),
-    pool: str | None = typer.Option(None, "--pool", help="A pool of the ledger instead of a file: its last 28 days."),
-    delay: str | None = typer.Option(
-        None, "--delay", metavar="SPAN", help="From an order to the GPU that serves [10m, or the pool's own]."
-    ),
-    step: str | None = typer.Option(None, "--step", metavar="SPAN", help="Step of the decisions [the file's own]."),
-    node_gpus: float | None = typer.Option(
-        None, "--node-gpus", min=0.0, help="GPUs of a node; 0: GPUs may be fractional [0, or the pool's own]."
-    ),
-    cost_cap: float | None = typer.Option(
-        None,
-        "--cost-cap",
-        min=1.0,
-        help="Most capacity, as a multiple of demand, over the judged part [1.25, or the pool's own].",
-    ),
-    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
-    dsn: Dsn = None,
-    config: Config = None,
+    file: Annotated[
+        str | None, Argument(metavar="[FILE]", help="CSV with ts,demand, evenly spaced; - reads standard input.")
+    ] = None,
+    pool: Annotated[
+        str | None, Option("--pool", help="A pool of the ledger instead of a file: its last 28 days.")
+    ] = None,
+    delay: Annotated[
+        str | None,
+        Option("--delay", metavar="SPAN", help="From an order to the GPU that serves; else the pool's, or 10m."),
+    ] = None,
+    step: Annotated[
+        str | None, Option("--step", metavar="SPAN", help="Step of the decisions; else the file's own.")
+    ] = None,
+    node_gpus: Annotated[
+        float | None,
+        Option("--node-gpus", min=0.0, help="GPUs of a node; 0: may be fractional; else the pool's own, or 0."),
+    ] = None,
+    cost_cap: Annotated[
+        float | None,
+        Option("--cost-cap", min=1.0, help="Most capacity, in multiples of demand; else the pool's, or 1.25."),
+    ] = None,
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
     """Compare capacity policies on one demand series: capacity, demand and wait in GPU-hours.
 
     The first ten days are history, on which settings are chosen, and are not judged. With --pool: the pool's last 28
-    days, in money by the price book, beside the setting that turns prediction on.
+    days, in money by the price book, next to the setting that turns prediction on.
     """
-    from gpuledger_collector.cli.progress import busy
-    from gpuledger_collector.cli.series_files import duration_ms, read_series
-    from gpuledger_collector.insight.backtest import DEFAULT_COST_CAP, ScalingScenario, backtest_scaling
-
-    if (file is None) == (pool is None):
-        refuse("name a FILE, or a pool with --pool" if pool is None else "--pool: name a FILE or a pool, not both")
-    delay_ms = None if delay is None else duration_ms(delay, "--delay")
-    step_ms = duration_ms(step, "--step") if step else None
-    if pool is not None:
+    lead_ms = None if delay is None else duration_ms(delay, "--delay")
+    step_ms = None if step is None else duration_ms(step, "--step")
+    if pool is not None and file is None:
         if step is not None:
             refuse("--step: demand of the ledger has its own step")
-        changes = {"node_gpus": node_gpus, "cost_cap": cost_cap}
-        with _pools(dsn, config, pool) as pools:
-            past = pools.month(pool, delay_ms, {name: one for name, one in changes.items() if one is not None})
-        emit_month(past, shape.value)
+        given = {"node_gpus": node_gpus, "cost_cap": cost_cap}
+        with open_pools(dsn, config, pool) as pools:
+            limits = {name: value for name, value in given.items() if value is not None}
+            print_backtest(pools.backtest(pool, lead_ms, limits), form)
         return
-    assert file is not None
-    series = on_step(read_series(file, "demand", named=False).series[0], step_ms)
+    if file is None or pool is not None:
+        refuse("name a FILE, or a pool with --pool" if pool is None else "--pool: name a FILE or a pool, not both")
+    series = resample(read_series(file, "demand", named=False).series[0], step_ms)
     try:
-        question = ScalingScenario(delay_ms or 600_000, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0)
+        scenario = ScalingScenario(lead_ms or DEFAULT_LEAD_MS, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0)
         with busy("replaying each policy"):
-            done = backtest_scaling(series, question)
+            result = backtest_scaling(series, scenario)
     except ValueError as error:
         refuse(f"{file}: {error}")
-    emit(done, shape)
+    print_policies(result, form)
 
 
-def on_step(series: Series, step_ms: int | None) -> Series:
+def resample(series: Series, step_ms: int | None) -> Series:
     """The series on another step: the mean of finer instants, a coarser one held; refuses what does not divide."""
-    import numpy as np
-
-    from gpuledger_collector.insight.series import Series as Made
-
     if step_ms is None or step_ms == series.step_ms:
         return series
     if series.step_ms % step_ms == 0:
-        return Made(series.name, series.start_ms, step_ms, np.repeat(series.values, series.step_ms // step_ms))
+        return Series(series.name, series.start_ms, step_ms, np.repeat(series.values, series.step_ms // step_ms))
     if step_ms % series.step_ms:
-        refuse(
-            f"--step: {step_ms / 1000:g} s is no multiple or part of the file's own step of {series.step_ms / 1000:g} s"
-        )
+        own = f"the file's own step of {series.step_ms / 1000:g} s"
+        refuse(f"--step: {step_ms / 1000:g} s is neither a multiple nor a part of {own}")
     width = step_ms // series.step_ms
-    whole = series.values[: len(series.values) // width * width].reshape(-1, width)
-    known = np.isfinite(whole)
-    total = np.where(known, whole, 0.0).sum(axis=1)
-    count = known.sum(axis=1)
-    return Made(series.name, series.start_ms, step_ms, np.where(count > 0, total / np.maximum(count, 1), np.nan))
+    groups = series.values[: len(series.values) // width * width].reshape(-1, width)
+    known = np.isfinite(groups)
+    total, count = np.where(known, groups, 0.0).sum(axis=1), known.sum(axis=1)
+    return Series(series.name, series.start_ms, step_ms, np.where(count > 0, total / np.maximum(count, 1), np.nan))
 
 
-def emit(done: Backtest, shape: Shape) -> None:
-    """Print the verdicts."""
-    rows = [verdict.row() for verdict in done.results]
-    if shape is Shape.json:
-        import json
-
-        print(
-            json.dumps(
-                {"policies": rows, "predictive_days": done.predictive_days, "judged_days": done.judged_days}, indent=2
-            )
-        )
-    elif shape is Shape.csv:
-        import csv
-
-        from gpuledger_collector.export.cells import harmless
-
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(harmless(row[column] for column in COLUMNS) for row in rows)
-    else:
-        _table(done)
-
-
-def _table(done: Backtest) -> None:
-    from gpuledger_collector.export.tables import Table
-
-    table = Table(
-        "policy",
-        "capacity",
-        "x demand",
-        "wait",
-        "wait p95",
-        "cold starts",
-        "actions",
-        "setting",
-        box=None,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
-    for verdict in done.results:
-        outcome = verdict.outcome
-        ratio = f"{outcome.capacity / outcome.demand:.3f}" if outcome.demand else ""
-        cold = f"{outcome.cold_starts / outcome.starts:.0%}" if outcome.starts else ""
-        table.add_row(
-            verdict.policy,
-            f"{outcome.capacity:.1f}",
-            ratio,
-            f"{outcome.wait:.2f}",
-            f"{outcome.wait_p95_s:.0f} s",
-            cold,
-            str(outcome.actions),
-            verdict.setting,
-        )
-    print_table(table, 160)
-    print("capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU")
-    print(
-        f"gpuledger looked ahead on {done.predictive_days} of {plural(done.judged_days, 'day')}, "
-        "else ran plain headroom"
-    )
+def print_policies(result: Backtest, form: options.Format) -> None:
+    """Print how each policy did."""
+    rows = [verdict.row() for verdict in result.results]
+    if form is options.Format.json:
+        days = {"predictive_days": result.predictive_days, "judged_days": result.judged_days}
+        print_json({"policies": rows, **days})
+        return
+    footer = [
+        "capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU",
+        f"gpuledger looked ahead on {result.predictive_days} of {plural(result.judged_days, 'day')}, "
+        "else it ran plain headroom",
+    ]
+    emit(form, BACKTEST_COLUMNS, rows, footer)

@@ -3,157 +3,124 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpuledger_collector.cli.common import FINDINGS, database, refuse
-from gpuledger_collector.cli.terminal import print_table, say
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import FINDINGS, refuse
+from gpuledger_collector.cli.output import Column, Row, emit, number, print_json
+from gpuledger_collector.cli.session import Session, open_session
+from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.insight.pool_backtest import PoolBacktest, backtest_pool
+from gpuledger_collector.insight.rates import GpuHourRate
+from gpuledger_collector.insight.scaling.pools import PoolDemand, ScalingDecision, ScalingTerms, decide
+from gpuledger_collector.jobs.advise_scaling import advise_scaling
+from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_common.plurals import plural
 
-if TYPE_CHECKING:
-    from gpuledger_collector.insight.pool_backtest import PoolBacktest
-    from gpuledger_collector.insight.rates import GpuHourRate
-    from gpuledger_collector.insight.scaling.pools import PoolDemand, ScalingDecision, ScalingTerms
-    from gpuledger_collector.storage.database import Database
+COLUMNS = (
+    Column("policy"),
+    number("capacity"),
+    number("demand", is_optional=True),
+    number("wait"),
+    number("wait_p95_s", "wait p95, s", is_optional=True),
+    number("actions", is_optional=True),
+    number("cost"),
+    number("over_demand", "above demand", is_optional=True),
+    Column("currency"),
+)
+PLACES = {"capacity": 1, "demand": 1, "wait": 2, "wait_p95_s": 0, "cost": 2, "over_demand": 2}
+"""Decimal places in the table."""
 
 
 @contextlib.contextmanager
-def pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Pools]:
+def open_pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Pools]:
     """The pools of the ledger, brought up to date; refuses a pool that it does not know."""
-    from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-    from gpuledger_collector.services.refresh import refresh
-    from gpuledger_collector.storage.capacity import scaling
-    from gpuledger_collector.wiring import now
-
-    now_ms = round(now().timestamp() * 1000)
-    end_ms = now_ms // HOUR_MS * HOUR_MS
-    with database(dsn, config) as opened:
-        refresh(opened, Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), now_ms)
-        with opened.engine.connect() as connection:
-            demand = {one.pool: one for one in scaling.demand(connection, now_ms)}
+    with open_session(dsn, config) as session:
+        end_ms = session.now_ms // HOUR_MS * HOUR_MS
+        refresh(session.database, Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), session.now_ms)
+        with session.database.engine.connect() as connection:
+            demand = {entry.pool: entry for entry in scaling.demand(connection, session.now_ms)}
             terms = scaling.terms(connection)
+        period = f"in the last {scaling.DEMAND_DAYS} days"
         if only is not None and only not in demand:
-            there = ", ".join(demand) or "none"
-            refuse(f"--pool: no pool {only!r} held GPUs in the last {scaling.DEMAND_DAYS} days; there are {there}")
+            refuse(f"--pool: no pool {only!r} held GPUs {period}; there are {', '.join(demand) or 'none'}")
         if not demand:
-            refuse(
-                f"the ledger has no usage in the last {scaling.DEMAND_DAYS} days: nothing to look ahead from", FINDINGS
-            )
-        yield Pools(opened, now_ms, demand, terms)
+            refuse(f"the ledger has no usage {period}: nothing to look ahead from", FINDINGS)
+        yield Pools(session, demand, terms)
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Demand and terms of the pools, over an open database."""
+    """Demand and declared terms of the pools."""
 
-    opened: Database
-    now_ms: int
+    session: Session
     demand: Mapping[str, PoolDemand]
     declared: Mapping[str, ScalingTerms]
 
-    def terms(self, pool: str, lead_ms: int | None, changes: Mapping[str, Any]) -> ScalingTerms:
-        """What a pool allows, with what was asked for otherwise."""
-        from gpuledger_collector.insight.scaling.pools import ScalingTerms
-
+    def terms(self, pool: str, lead_ms: int | None, limits: Mapping[str, Any]) -> ScalingTerms:
+        """The pool's own terms, with other limits or lead time where they are given."""
         own = self.declared.get(pool, ScalingTerms(pool))
-        return replace(own, limits=replace(own.limits, **changes), lead_ms=lead_ms or own.lead_ms)
+        return replace(own, limits=replace(own.limits, **limits), lead_ms=lead_ms or own.lead_ms)
 
     def rate(self, pool: str) -> GpuHourRate | None:
         """The pool's rate now."""
-        from gpuledger_collector.storage.capacity import scaling
+        with self.session.database.engine.connect() as connection:
+            return scaling.rate(connection, pool, self.session.now_ms)
 
-        with self.opened.engine.connect() as connection:
-            return scaling.rate(connection, pool, self.now_ms)
-
-    def recorded(self, only: str | None) -> dict[str, ScalingDecision | None]:
+    def record_decisions(self, only: str | None) -> dict[str, ScalingDecision | None]:
         """The decisions of now, made and recorded as the collector's job does."""
-        from gpuledger_collector.jobs.advise_scaling import advise_scaling
-        from gpuledger_collector.storage.capacity.scaling import ScalingStore
+        return advise_scaling(ScalingStore(lambda: self.session.database.engine), self.session.now_ms, only)
 
-        return advise_scaling(ScalingStore(lambda: self.opened.engine), self.now_ms, only)
-
-    def tried(
-        self, only: str | None, lead_ms: int | None, changes: Mapping[str, Any]
+    def try_decisions(
+        self, only: str | None, lead_ms: int | None, limits: Mapping[str, Any]
     ) -> dict[str, ScalingDecision | None]:
-        """What would be decided under other limits; nothing is recorded, and nobody is told."""
-        from gpuledger_collector.insight.scaling.pools import decide
-
+        """The decisions under other limits; nothing is recorded, and nobody is notified."""
         return {
-            name: decide(demand, self.terms(name, lead_ms, changes), self.now_ms, self.rate(name))
+            name: decide(demand, self.terms(name, lead_ms, limits), self.session.now_ms, self.rate(name))
             for name, demand in self.demand.items()
             if only in {None, name}
         }
 
-    def month(self, pool: str, lead_ms: int | None, changes: Mapping[str, Any]) -> PoolBacktest:
+    def backtest(self, pool: str, lead_ms: int | None, limits: Mapping[str, Any]) -> PoolBacktest:
         """The back-test of a pool's last 28 days."""
-        from gpuledger_collector.insight import pool_backtest
-
-        return pool_backtest.backtest_pool(
-            self.demand[pool].series, self.terms(pool, lead_ms, changes), self.rate(pool)
-        )
+        return backtest_pool(self.demand[pool].series, self.terms(pool, lead_ms, limits), self.rate(pool))
 
 
-def emit(month: PoolBacktest, shape: str) -> None:
-    """Print a back-test."""
-    from gpuledger_collector.insight.pool_backtest import COLUMNS
-
-    if shape == "json":
-        print(json.dumps(month.facts(), indent=2))
-    elif shape == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows([row[name] for name in COLUMNS] for row in month.rows())
-    else:
-        show(month)
-
-
-def show(month: PoolBacktest) -> None:
-    """As a table, and the setting beside it."""
-    from gpuledger_collector.export.tables import Table
-
-    limits = month.terms.limits
-    setting = f"[[pool]] name = {json.dumps(month.terms.pool)}: predict = {str(limits.predict).lower()}"
-    if month.backtest is None:
-        say(f"back-test: {month.note}")
+def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:
+    """Print a back-test, with the setting that it is about."""
+    if form is options.Format.json:
+        print_json(backtest.facts())
+        return
+    if form is options.Format.csv:
+        emit(form, COLUMNS, backtest.rows())
+        return
+    limits = backtest.terms.limits
+    setting = f"[[pool]] name = {json.dumps(backtest.terms.pool)}: predict = {str(limits.predict).lower()}"
+    if backtest.backtest is None:
+        say(f"back-test: {backtest.note}")
         say(f"setting: {setting}")
         return
-    rate = month.rate
-    table = Table(
-        "policy",
-        "capacity",
-        "demand",
-        "wait",
-        "wait p95",
-        "actions",
-        f"cost {rate.currency if rate else ''}",
-        "above demand",
-        box=None,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
-    for row in month.rows():
-        money = ["unpriced" if row[name] is None else f"{row[name]:,.2f}" for name in ("cost", "over_demand")]
-        table.add_row(
-            str(row["policy"]),
-            *(f"{row[name]:,.1f}" for name in ("capacity", "demand")),
-            f"{row['wait']:,.2f}",
-            f"{row['wait_p95_s']:.0f} s",
-            str(row["actions"]),
-            *money,
-        )
-    lead = f"{month.terms.lead_ms / 60_000:g} min from order to GPU"
-    say(
-        f"{month.terms.pool}: the last {plural(month.backtest.judged_days, 'day')}, {lead}, capacity at most "
-        f"{limits.cost_cap:g} x demand; GPU-hours"
-    )
-    print_table(table, 160)
-    print(
-        f"gpuledger looked ahead on {month.backtest.predictive_days} of {plural(month.backtest.judged_days, 'day')}, "
-        "else it ran plain headroom"
-    )
-    print(f"setting: {setting}, mode = {json.dumps(month.terms.mode)}")
+    days = plural(backtest.backtest.judged_days, "day")
+    lead = f"{backtest.terms.lead_ms / 60_000:g} min from order to GPU"
+    cap = f"capacity at most {limits.cost_cap:g} x demand"
+    say(f"{backtest.terms.pool}: the last {days}, {lead}, {cap}; GPU-hours")
+    footer = [
+        f"gpuledger looked ahead on {backtest.backtest.predictive_days} of {days}, else it ran plain headroom",
+        f"setting: {setting}, mode = {json.dumps(backtest.terms.mode)}",
+    ]
+    emit(form, COLUMNS, [_table_row(row) for row in backtest.rows()], footer)
+
+
+def _table_row(row: Row) -> Row:
+    """A policy with its numbers as text."""
+    return {
+        name: value if name not in PLACES else "unpriced" if value is None else f"{value:,.{PLACES[name]}f}"
+        for name, value in row.items()
+    }

@@ -1,4 +1,4 @@
-"""Tables of series on disk: `ts,series,value` and `ts,demand`, read fast, refused with file, line and column.
+"""Series in files: `ts,series,value` and `ts,demand`, read fast, refused with file, line and column.
 
 Instants are RFC 3339 (without a zone: UTC) or unix seconds, and are written back the way they came in.
 """
@@ -9,56 +9,43 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
 
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.terminal import say
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    from gpuledger_collector.insight.series import Ints, Series
+from gpuledger_collector.insight.series import Ints, Series, series_of
 
 SHOWN = 10
-DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)")
-UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-
-
-def duration_ms(text: str, option: str) -> int:
-    """Milliseconds of `90s`, `10m`, `24h`, `7d` or `2w`; refuses what is none, naming the option."""
-    match = DURATION.fullmatch(text.strip().lower())
-    if match is None or float(match[1]) <= 0:
-        refuse(f"{option}: {text!r} is no length of time; write for example 10m, 24h or 7d")
-    return round(float(match[1]) * UNIT_MS[match[2]])
+DAY_MS = 86_400_000
+WriteInstants = Callable[[Ints], list[str]]
 
 
 @dataclass(frozen=True)
-class Read:
+class SeriesFile:
     """The series of a file and how to write an instant as the file does."""
 
     series: list[Series]
-    write_instants: Callable[[Ints], list[str]]
+    write_instants: WriteInstants
 
 
-def read_series(path: str, value: str = "value", step_ms: int | None = None, *, named: bool = True) -> Read:
-    """Series of the CSV at `path` (`-` is standard input); any fault is printed with its line and ends the command."""
-    import numpy as np
-    import pandas as pd
-
-    from gpuledger_collector.insight.series import series_of
-
-    columns = ["ts", "series", value] if named else ["ts", value]
-    table = _table(path, columns)
-    at_ms, bad_at, style = _instants(table["ts"])
+def read_series(path: str, value: str = "value", step_ms: int | None = None, *, named: bool = True) -> SeriesFile:
+    """Series of the CSV at `path` (`-` is standard input); a problem is printed with its line and ends the command."""
+    table = _table(path, ["ts", "series", value] if named else ["ts", value])
+    at_ms, bad_at, write_instants = _instants(table["ts"])
     numbers, bad_value = _numbers(table[value])
     problems = [
         *(
-            _problem(path, row, "ts", f"{table['ts'].iloc[row]!r} is no instant (RFC 3339 or unix seconds)")
+            _problem(path, row, "ts", f"{table['ts'].iloc[row]!r} is not an instant (RFC 3339 or unix seconds)")
             for row in bad_at
         ),
-        *(_problem(path, row, value, f"{table[value].iloc[row]!r} is no number of zero or more") for row in bad_value),
+        *(
+            _problem(path, row, value, f"{table[value].iloc[row]!r} is not a number of zero or more")
+            for row in bad_value
+        ),
     ]
     if problems:
         refuse_all(problems)
@@ -70,7 +57,7 @@ def read_series(path: str, value: str = "value", step_ms: int | None = None, *, 
     series, faults = series_of(keys, np.asarray(code, dtype=np.int64), at_ms, numbers, step_ms)
     if faults:
         refuse_all([_problem(path, fault.row, fault.column, fault.message) for fault in faults])
-    return Read(series, style)
+    return SeriesFile(series, write_instants)
 
 
 def refuse_all(problems: Sequence[Problem]) -> NoReturn:
@@ -88,9 +75,7 @@ def _problem(path: str, row: int, column: str, message: str) -> Problem:
 
 
 def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
-    """The wanted columns as text; a line of the file is its row plus two."""
-    import pandas as pd
-
+    """These columns as text; a line of the file is its row plus two."""
     source: Any = sys.stdin if path == "-" else path
     try:
         table = pd.read_csv(source, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig")
@@ -100,19 +85,16 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
         place = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
         if place:
             refuse(f"{path}:{place[2]}: {place[3]} fields where the header names {place[1]}")
-        refuse(f"{path}: this is no CSV file: {str(error).strip()}")
+        refuse(f"{path}: this is not a CSV file: {str(error).strip()}")
     except UnicodeDecodeError:
-        refuse(f"{path}: this is no text in UTF-8")
+        refuse(f"{path}: this is not text in UTF-8")
     if not isinstance(table.index, pd.RangeIndex):
         refuse(f"{path}:2: more fields than the header names ({','.join(map(str, table.columns))})")
     table.columns = [str(name).strip() for name in table.columns]
-    readiness_problems = [name for name in columns if name not in table.columns]
-    if readiness_problems:
-        have = ",".join(table.columns)
-        refuse(
-            f"{path}:1: the column {readiness_problems[0]!r} is missing; needed are {','.join(columns)}, the file "
-            f"has {have}"
-        )
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        present, needed = ",".join(table.columns), ",".join(columns)
+        refuse(f"{path}:1: the column {missing[0]!r} is missing; needed are {needed}, the file has {present}")
     table = table[list(columns)].fillna("")
     while len(table) and not "".join(table.iloc[-1]):
         table = table.iloc[:-1]
@@ -121,38 +103,34 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
     return table
 
 
-def _instants(texts: pd.Series[str]) -> tuple[Ints, list[int], Callable[[Ints], list[str]]]:
-    """Unix ms of each row, the rows that are no instant, and a writer in the style of the first row."""
-    import numpy as np
-    import pandas as pd
-
+def _instants(texts: pd.Series[str]) -> tuple[Ints, list[int], WriteInstants]:
+    """Unix ms of each row, the rows that are not an instant, and a writer in the style of the first row."""
+    # Distinct texts are parsed once: a file of many series repeats each instant.
     code, unique = pd.factorize(texts)
-    found = pd.Series(unique, dtype=str).str.strip()
-    seconds = pd.to_numeric(found, errors="coerce")
-    numeric = seconds.notna() & np.isfinite(seconds)
-    clock = pd.to_datetime(found.where(~numeric), format="ISO8601", utc=True, errors="coerce")
+    distinct = pd.Series(unique, dtype=str).str.strip()
+    seconds = pd.to_numeric(distinct, errors="coerce")
+    is_number = seconds.notna() & np.isfinite(seconds)
+    clock = pd.to_datetime(distinct.where(~is_number), format="ISO8601", utc=True, errors="coerce")
     from_clock = clock.dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype("int64")
-    at = np.where(numeric, np.round(seconds.fillna(0).to_numpy() * 1000), from_clock).astype("int64")
-    bad = ~(numeric | clock.notna()).to_numpy()
-    return at[code], [int(row) for row in np.flatnonzero(bad[code])], _style(str(texts.iloc[0]).strip())
+    at_ms = np.where(is_number, np.round(seconds.fillna(0).to_numpy() * 1000), from_clock).astype("int64")
+    bad = ~(is_number | clock.notna()).to_numpy()
+    return at_ms[code], [int(row) for row in np.flatnonzero(bad[code])], _style(str(texts.iloc[0]).strip())
 
 
-def _style(example: str) -> Callable[[Ints], list[str]]:
+def _style(example: str) -> WriteInstants:
     """A writer of instants that look like `example`."""
-    import numpy as np
-
     if re.fullmatch(r"[+-]?\d+(\.\d*)?", example):
         return lambda at_ms: [str(at // 1000) if at % 1000 == 0 else str(at / 1000) for at in at_ms.tolist()]
     zone = re.search(r"(Z|z|[+-]\d\d:?\d\d)$", example[10:])
-    shift = 0
+    shift_ms = 0
     if zone and zone[1] not in "Zz":
         digits = zone[1][1:].replace(":", "")
-        shift = (int(digits[:2]) * 60 + int(digits[2:])) * (60_000 if zone[1][0] == "+" else -60_000)
+        shift_ms = (int(digits[:2]) * 60 + int(digits[2:])) * (60_000 if zone[1][0] == "+" else -60_000)
     separator = example[10:11] or "T"
 
     def write(at_ms: Ints) -> list[str]:
-        local = at_ms + shift
-        if len(example) == 10 and not (local % 86_400_000).any():
+        local = at_ms + shift_ms
+        if len(example) == 10 and not (local % DAY_MS).any():
             return [str(day) for day in local.astype("datetime64[ms]").astype("datetime64[D]")]
         unit = "ms" if (local % 1000).any() else "s"
         texts = np.datetime_as_string(local.astype("datetime64[ms]").astype(f"datetime64[{unit}]"))
@@ -163,9 +141,6 @@ def _style(example: str) -> Callable[[Ints], list[str]]:
 
 def _numbers(texts: pd.Series[str]) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[int]]:
     """The values, NaN where empty, and the rows that hold neither."""
-    import numpy as np
-    import pandas as pd
-
     numbers = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=float)
     empty = (texts == "").to_numpy()
     if not np.isfinite(numbers).all():

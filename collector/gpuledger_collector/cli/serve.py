@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import typer
+from typing import Annotated
 
-from gpuledger_collector.cli.common import Config, Dsn, settings
+from typer import Option
+
+from gpuledger_collector import serving
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import new_app
+from gpuledger_collector.cli.session import load_settings
+
+app = new_app()
 
 
-def register(root: typer.Typer) -> None:
-    """Add `gpuledger serve`."""
-    root.command(epilog="Example: gpuledger serve --config /etc/gpuledger/collector.toml")(serve)
-
-
+@app.command(epilog="Example: gpuledger serve --config /etc/gpuledger/collector.toml")
 def serve(
-    dsn: Dsn = None,
-    config: Config = None,
-    check_config: bool = typer.Option(False, "--check-config", help="Check the settings and end."),
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+    check_config: Annotated[bool, Option("--check-config", help="Check the settings and exit.")] = False,
 ) -> None:
-    """Take batches from agents, keep the ledger, run the jobs, answer the API."""
-    wanted = settings(config, dsn)
-    wanted.agent_tokens()
-    wanted.reader_tokens()
-    wanted.database_dsn()
+    """Accept batches from agents, keep the ledger, run the jobs, answer the API."""
+    settings = load_settings(config, dsn)
+    # Secrets are read now, so that a missing file is an error at start.
+    settings.agent_tokens()
+    settings.reader_tokens()
+    settings.database_dsn()
     if check_config:
         print("the settings are good")
         return
-    from gpuledger_collector import serving
-
-    serving.serve(wanted, lambda sentence: print(sentence, flush=True))
+    serving.serve(settings, lambda sentence: print(sentence, flush=True))

@@ -1,7 +1,7 @@
 """What a terminal or a pipe is shown: names that agents and jobs chose must not move a cursor or forge a line.
 
-Whoever prints a line with a name in it uses `say`, and tables escape their cells (export.tables). The stream is the
-second wall: whatever a command writes, nothing passes that acts on a terminal but the few colors that are ours.
+Code that prints a line with a name in it uses `say`, and tables escape their cells (export.tables). The shielded
+stream is the second defense: whatever a command writes, only our own colors act on the terminal.
 """
 
 from __future__ import annotations
@@ -9,32 +9,29 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from gpuledger_common.escapes import escape_lines, escape_text
 
-if TYPE_CHECKING:
-    from gpuledger_collector.export.tables import Table
-
 _COLOR = re.compile("(\x1b\\[(?:(?:0|1|2|3|4|22|23|24|3[1-6]|39)(?:;|(?=m)))*m)")
-"""Styles of help and tables: none of them hides text, gives it the color of its background, or makes it blink."""
+"""Styles of tables: none of them hides text, gives it the color of its background, or makes it blink."""
 
 
 def say(line: str, *, error: bool = False, flush: bool = False) -> None:
-    """Print one line, on standard error when asked to; what is not seen in it is an escape."""
+    """Print one line, on standard error when asked to; invisible characters are shown as escapes."""
     print(escape_text(line), file=sys.stderr if error else sys.stdout, flush=flush)
 
 
 def plain(text: str, *, colors: bool = False) -> str:
-    """The text with every control character but line ends and tabs as an escape; our own colors stay where wanted."""
+    """The text with control characters other than line feeds and tabs as escapes; our own colors stay if wanted."""
     if not colors:
         return escape_lines(text)
     parts = _COLOR.split(text)
-    return "".join(part if place % 2 else escape_lines(part) for place, part in enumerate(parts))
+    return "".join(part if index % 2 else escape_lines(part) for index, part in enumerate(parts))
 
 
-class Shown:
-    """A stream that passes on nothing which acts on a terminal; all else is the stream's own."""
+class ShieldedStream:
+    """A stream that passes on no control sequence but our colors; all else is the stream's own."""
 
     def __init__(self, stream: TextIO, *, colors: bool) -> None:
         self._stream = stream
@@ -54,13 +51,6 @@ class Shown:
         return getattr(self._stream, name)
 
 
-def shown(stream: TextIO) -> Any:
+def shield(stream: TextIO) -> Any:
     """The stream, shielded; colors pass to a terminal, and where the environment asks for them."""
-    return Shown(stream, colors=stream.isatty() or bool(os.environ.get("FORCE_COLOR")))
-
-
-def print_table(table: Table, width: int) -> None:
-    """Print a table, `width` columns wide in a file or pipe. Cells stand as they are: a name in them is no markup."""
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False).print(table)
+    return ShieldedStream(stream, colors=stream.isatty() or bool(os.environ.get("FORCE_COLOR")))

@@ -1,16 +1,13 @@
-"""The standing of budgets as table, CSV and JSON; the same values in each. Unknown is empty or null, never zero."""
+"""The standing of budgets for programs and for a terminal. Unknown is empty or null, never zero."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from typing import Literal
 
 from gpuledger_collector.accounting.budgets import money_text, percent_of
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import round_half_even_div
-from gpuledger_collector.export.cells import json_text, names, neutral
+from gpuledger_collector.export.cells import names
 from gpuledger_collector.storage.billing.budget_status import Status
 
 COLUMNS = names(
@@ -66,54 +63,8 @@ def _row(status: Status) -> dict[str, object]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def as_json(statuses: Sequence[Status]) -> str:
-    """The rows as a JSON object."""
-    return json_text({"budgets": rows(statuses)}) + "\n"
-
-
-def as_csv(statuses: Sequence[Status]) -> str:
-    """The rows as CSV; alerts are set apart by semicolons."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows(statuses):
-        cells = {**row, "alerts": "; ".join(map(str, row["alerts"] if isinstance(row["alerts"], list) else []))}
-        writer.writerow("" if cells[name] is None else neutral(str(cells[name])) for name in COLUMNS)
-    return out.getvalue()
-
-
-def as_table(statuses: Sequence[Status], width: int | None) -> str:
-    """A table for a terminal of `width` columns (None: as wide as it needs)."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-
-    from gpuledger_collector.export.tables import Table
-
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name, side in _SHOWN:
-        shown.add_column(name, justify=side, overflow="fold")
-    for status in statuses:
-        shown.add_row(*_cells(status))
-    out = io.StringIO()
-    Console(file=out, width=width or 400, color_system=None, legacy_windows=False).print(shown)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-_SHOWN: tuple[tuple[str, Literal["left", "right"]], ...] = (
-    ("budget", "left"),
-    ("until", "left"),
-    ("spent", "right"),
-    ("of", "right"),
-    ("%", "right"),
-    ("time %", "right"),
-    ("forecast (8 in 10)", "left"),
-    ("runs out", "left"),
-    ("pace 1h, 6h", "right"),
-    ("alerts", "left"),
-)
-
-
-def _cells(status: Status) -> list[str]:
+def table_row(status: Status) -> dict[str, str]:
+    """A budget as a terminal shows it; `-` where nothing can be said yet."""
     budget, ahead = status.budget, status.ahead
     out = forecast = "-"
     if ahead is not None:
@@ -124,15 +75,15 @@ def _cells(status: Status) -> list[str]:
     if status.spend.cost_micro >= budget.amount_micro:
         out = "spent"
     fired = [alert for alert in status.alerts if alert.fired_ms is not None]
-    return [
-        budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})",
-        str(budget.calendar.date_of(status.period.end_ms)),
-        money_text(status.spend.cost_micro, budget.currency),
-        money_text(budget.amount_micro, budget.currency).partition(" ")[2],
-        str(percent_of(status.spend.cost_micro, budget.amount_micro)),
-        str(status.elapsed_percent),
-        forecast,
-        out,
-        "-" if status.pace_percents is None else "{} %, {} %".format(*status.pace_percents),
-        "; ".join(f"{entry.rule} {entry.percent} % {entry.state}" for entry in fired) or "none",
-    ]
+    return {
+        "budget": budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})",
+        "until": str(budget.calendar.date_of(status.period.end_ms)),
+        "spent": money_text(status.spend.cost_micro, budget.currency),
+        "of": money_text(budget.amount_micro, budget.currency).partition(" ")[2],
+        "percent": str(percent_of(status.spend.cost_micro, budget.amount_micro)),
+        "elapsed": str(status.elapsed_percent),
+        "forecast": forecast,
+        "run_out": out,
+        "pace": "-" if status.pace_percents is None else "{} %, {} %".format(*status.pace_percents),
+        "alerts": "; ".join(f"{alert.rule} {alert.percent} % {alert.state}" for alert in fired) or "none",
+    }

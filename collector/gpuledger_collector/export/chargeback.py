@@ -84,54 +84,19 @@ def source_text(cost: SharedCost) -> str:
     return f"cost of {cost.source} time" + (f" of pool {cost.pool}" if cost.pool else "")
 
 
-def as_table(report: Report, width: int | None) -> str:
-    """A table for a terminal of `width` columns (None: as wide as it needs); totals last, one per currency."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-
-    from gpuledger_collector.export.tables import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in report.by:
-        table.add_column(name, overflow="fold")
-    columns = [*MEASURE_COLUMNS, *_shown_allocations(report)]
-    for name in columns:
-        table.add_column(
-            name, justify="left" if name in {"currency", "correction_of", EXCHANGE} else "right", no_wrap=True
-        )
-    for row in report.rows:
-        table.add_row(*row.keys, *_cells(row, columns))
-    table.add_section()
-    for total in report.totals:
-        name = "total" if total.currency is not None else "unpriced"
-        table.add_row(name, *[""] * (len(report.by) - 1), *_cells(total, columns))
-    out = io.StringIO()
-    Console(file=out, width=width or 400, color_system=None, legacy_windows=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def _shown_allocations(report: Report) -> list[str]:
-    """The columns of ALLOCATION_COLUMNS that say something, for a terminal; the total stands where there are shares."""
-    filled = {
-        name
-        for row in report.rows
-        for name, text in zip(ALLOCATION_COLUMNS, allocation_cells(row), strict=True)
-        if text
-    }
+def table_columns(report: Report) -> list[str]:
+    """The amounts that a terminal shows: of ALLOCATION_COLUMNS those that say something; a total with shares."""
+    filled = {name for row in report.rows for name, text in texts(row).items() if text and name in ALLOCATION_COLUMNS}
     filled -= {"cost_effective", *([] if "cost_shared" in filled else ["cost_total"])}
     if all(row.list_minor == row.cost_minor for row in report.rows):
         filled.discard("cost_list")
     if all(row.contracted_minor == row.cost_minor for row in report.rows):
         filled.discard("cost_contracted")
-    return [name for name in ALLOCATION_COLUMNS if name in filled] + ([EXCHANGE] if report.exchanged else [])
+    allocations = (name for name in ALLOCATION_COLUMNS if name in filled)
+    return [*MEASURE_COLUMNS, *allocations, *([EXCHANGE] if report.exchanged else [])]
 
 
-def _cells(row: ReportRow, columns: Sequence[str]) -> list[str]:
-    texts = dict(
-        zip(
-            (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS, EXCHANGE),
-            (*measure_cells(row), *allocation_cells(row), row.exchange),
-            strict=True,
-        )
-    )
-    return [texts[name] for name in columns]
+def texts(row: ReportRow) -> dict[str, str]:
+    """Every amount of a row as text, by its column."""
+    names = (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS, EXCHANGE)
+    return dict(zip(names, (*measure_cells(row), *allocation_cells(row), row.exchange), strict=True))

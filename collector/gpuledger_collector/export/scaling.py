@@ -1,14 +1,13 @@
-"""Decisions on capacity and what came of them, as a table, CSV or JSON."""
+"""Decisions on capacity and what came of them, as people read them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.export.cells import lines_text, names, rows_as
-from gpuledger_common.plurals import plural
+from gpuledger_collector.export.cells import names
 
 COLUMNS = names(
     """
@@ -40,27 +39,3 @@ def row(facts: Mapping[str, Any]) -> dict[str, object]:
         "waste_cost": money,
         **{name: facts[name] for name in COLUMNS if name in facts},
     }
-
-
-def emit_history(decisions: Sequence[Mapping[str, Any]], shape: str) -> str:
-    """Decisions, the newest first."""
-    rows = [row(facts) for facts in decisions]
-    if shape in {"json", "csv"}:
-        return rows_as(shape, COLUMNS, [[row_cells[name] for name in COLUMNS] for row_cells in rows])
-    lines = [
-        f"{'made':<26}{'pool':<16}{'demand':>8}{'reactive':>10}{'desired':>9}{'wait GPU-h':>12}{'waste GPU-h':>13}  why"
-    ]
-    for row_cells in rows:
-        hours = [_hours(row_cells[name]) for name in ("wait_gpu_s", "waste_gpu_s")]
-        pushed = f" [{row_cells['told']}: {row_cells['told_state'] or 'put out'}]" if row_cells["told"] else ""
-        lines.append(
-            f"{row_cells['made_at']!s:<26}{row_cells['pool']!s:<16}{row_cells['demand_gpus']:>8.1f}{row_cells['reactive_gpus']:>10.1f}"
-            f"{row_cells['desired_gpus']:>9.1f}{hours[0]:>12}{hours[1]:>13}  {row_cells['reason']}{pushed}"
-        )
-    count = plural(len(rows), "decision")
-    lines.append(f"{count}; wait and waste while a decision served, had it been followed")
-    return lines_text(lines)
-
-
-def _hours(gpu_s: object) -> str:
-    return f"{gpu_s / 3600:.2f}" if isinstance(gpu_s, float) else "not yet"

@@ -219,7 +219,7 @@ def test_a_replay_tells_what_would_have_been_told(october, apply, run) -> None:
     apply(VISION)
     span = ("budgets", "replay", "--from", "2025-10-01", "--to", "2025-11-01")
     dry = run(*span, "--dry-run")
-    assert dry[1].splitlines()[-1] == "5 alerts (dry run: nobody is told)"
+    assert dry[1].splitlines()[-1] == "5 alerts (dry run: nobody is notified)"
     assert october.rows("SELECT (SELECT count(*) FROM outbox), (SELECT count(*) FROM budget_alert)") == [(0, 0)]
     assert run(*span)[1].splitlines()[:-1] == dry[1].splitlines()[:-1]
     assert len(keys(october)) == 5
@@ -227,14 +227,14 @@ def test_a_replay_tells_what_would_have_been_told(october, apply, run) -> None:
 
 
 def test_every_form_shows_the_same(october, apply, run, connect, monkeypatch) -> None:
-    """Table, CSV and JSON of `gpuledger budgets`; a spent budget ends with 1."""
+    """Table, CSV and JSON of `gpuledger budgets`; a spent budget ends with 1 when asked for."""
     import datetime as dt
 
     from gpuledger_collector import wiring
 
     monkeypatch.setattr(wiring, "now", lambda: dt.datetime(2025, 10, 20, tzinfo=dt.UTC))
     apply(VISION)
-    code, out, _ = run("budgets", "--format", "json")
+    code, out, _ = run("budgets", "--format", "json", "--exit-code")
     (row,) = json.loads(out)["budgets"]
     assert (code, row["spent"], row["amount"], row["spent_percent"]) == (1, "552.00", "400.00", 138)
     (cells,) = csv.DictReader(io.StringIO(run("budgets", "--format", "csv")[1]))

@@ -55,8 +55,8 @@ def test_rules_apply_from_their_dates_and_rate_again(fleet, run, written) -> Non
     assert owners(run) == {("acme", "ml-nlp", un), ("acme", "ml-nlp", "europe")}
     _, out, _ = run("apply", path)
     assert out.splitlines() == [
-        "prices: 0 added, 0 superseded, 1 unchanged; 0 days to rate again",
-        "rules: 0 added, 0 superseded, 2 unchanged; 0 days to rate again",
+        "prices: 0 added, 0 superseded, 1 unchanged; no bill changes",
+        "rules: 0 added, 0 superseded, 2 unchanged; no bill changes",
     ]
     assert str(fleet.rows("SELECT rate_per_gpu_hour FROM price WHERE gpu_model = 'H100'")[0][0]) == "2.123456789"
     checked = run("tags", "check", "--from", "2025-10-01", "--to", "2025-10-03")[1]

@@ -73,11 +73,11 @@ def test_every_dimension_adds_up_to_the_same(furnished, run, by) -> None:
     assert set(by.split(",")) <= set(report["rows"][0])
 
 
-def test_unpriced_usage_has_a_row_and_ends_with_1(furnished, run) -> None:
-    """What no rate covers is shown with hours and without cost, and the command ends with 1."""
+def test_unpriced_usage_has_a_row(furnished, run) -> None:
+    """What no rate covers is shown with hours and without cost, and the command ends with 1 when asked to."""
     furnished.connection.execute("UPDATE price SET superseded_at = now() WHERE currency = 'EUR'")
     furnished.connection.execute("UPDATE price SET pool = 'us'")
-    code, out, err = run("chargeback", *MONTH, "--format", "csv")
+    code, out, err = run("chargeback", *MONTH, "--format", "csv", "--exit-code")
     row = next(row for row in table(out) if row["team"] == "(unpriced)")
     assert code == 1
     assert (row["gpu_hours"], row["cost"], row["currency"]) == ("72.000000", "", "")
@@ -91,7 +91,7 @@ def test_unpriced_usage_has_a_row_and_ends_with_1(furnished, run) -> None:
         (["--from", "2025-10-01", "--to", "2025-10-01"], "is empty"),
         (["--from", "1.10.2025", "--to", "2025-11-01"], "is not a date"),
         ([*MONTH, "--by", "teem"], "'teem' is none of"),
-        ([*MONTH, "-o", "/nowhere/at/all.csv"], "no folder to write to"),
+        ([*MONTH, "-o", "/nowhere/at/all.csv"], "is not an existing folder"),
     ],
 )
 def test_bad_questions_are_one_sentence(run, arguments, words) -> None:
@@ -175,7 +175,6 @@ def test_reconcile_without_inventory_says_so(run) -> None:
     assert code == 0
     assert "There is no inventory for this period" in out
     assert run("reconcile", "--period", "2025-13")[0] == 2
-    assert run("reconcile")[0] == 2
 
 
 def test_tags_check_names_what_nobody_pays_for(furnished, run) -> None:

@@ -146,7 +146,7 @@ def test_applied_again_nothing_changes_and_what_is_gone_is_withdrawn(committed, 
     """The same file is no news; without its [[commitment]] everything costs the price book's rate again."""
     run("chargeback", *DAYS)
     _, out, _ = run("apply", written("book.toml", BOOK))
-    assert "commitments: 0 added, 0 superseded, 1 unchanged; 0 days" in out
+    assert "commitments: 0 added, 0 superseded, 1 unchanged; no bill changes" in out
     _, out, _ = run("apply", written("none.toml", "commitment = []\n"))
     assert "commitments: 0 added, 1 superseded, 0 unchanged; 3 days" in out
     _, out, _ = run("chargeback", *DAYS, "--format", "json")

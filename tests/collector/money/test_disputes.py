@@ -89,7 +89,7 @@ def test_a_line_is_named_by_its_hash_and_only_it_moves(october):
     number = opened(october, *OWN, "--line", mine["id"][:12])
     code, told, _ = october("disputes", "resolve", number, "--accept", "--to", "team=speech", "--note", "yes")
     assert code == 0
-    assert "team=team-1 bore 2.00 USD, and bears 0.00 USD now" in told
+    assert "team=team-1 paid 2.00 USD, and pays 0.00 USD now" in told
     found = costs(october)
     assert (found["team-1"], found["speech"], found["team-2"]) == ("6.00", "2.00", "6.00")
 
@@ -142,8 +142,8 @@ REFUSED = [
     (("open", "--owner", "planet=earth", *SPAN, "--reason", "x"), "is not LEVEL=VALUE"),
     (("show", "9"), "there is no dispute 9"),
     (("answer", "9", "--note", "x"), "there is no dispute 9"),
-    (("resolve", "1", "--note", "x"), "say either --accept or --reject"),
-    (("resolve", "1", "--accept", "--note", "x"), "--accept: say who bears the time"),
+    (("resolve", "1", "--note", "x"), "give either --accept or --reject"),
+    (("resolve", "1", "--accept", "--note", "x"), "--accept: say who pays for the time"),
     (("resolve", "1", "--reject", "--to", "team=a", "--note", "x"), "--reject changes nothing"),
     (("resolve", "9", "--reject", "--note", "x"), "there is no dispute 9"),
 ]

@@ -193,7 +193,7 @@ def test_an_owner_is_named_as_tokens_and_disputes_name_it(month):
     assert (code, "taem=team-1" in err) == (1, True)
     code, _, err = month("statement", "--owner", "team=team-1", "--level", "org", *asked)
     assert code == 2
-    assert "say two levels" in err
+    assert "name two levels" in err
 
 
 def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):

@@ -95,7 +95,7 @@ def test_inventory_is_the_authority_and_idempotent(run, written, fleet, ledger) 
     assert fleet.rows("SELECT capacity_ns::bigint, held_ns::bigint, holds FROM conservation_check") == [
         ((DAY + HOUR // 2) * 1_000_000, HOUR // 2 * 1_000_000, True)
     ]
-    assert "0 added, 0 updated, 2 unchanged; 0 days" in run("import", "inventory", path)[1]
+    assert "0 added, 0 updated, 2 unchanged; no bill changes" in run("import", "inventory", path)[1]
 
 
 def test_overlapping_placements_are_refused(run, written, fleet) -> None:

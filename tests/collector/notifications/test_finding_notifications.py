@@ -392,6 +392,6 @@ def test_the_commands(idle_day, apply, run, dsn) -> None:
     assert code == 0
     assert "train-yolo  to ada@example.org" in out
     assert run("notifications", "ack", "1", "--why", "deadline")[0] == 0
-    assert "meant so to" in run("notifications", "list")[1]
+    assert "acknowledged to" in run("notifications", "list")[1]
     assert run("notifications", "ack", "99")[0] == 2
     assert "dry run: nobody is notified" in run("notifications", "write", "--dry-run")[1]

@@ -47,7 +47,7 @@ def test_one_page_that_people_can_read(furnished, run, tmp_path):
     assert code == 0
     assert len(text.splitlines()) <= 66
     assert "gone idle: 2025-10-01T06:00Z to 2025-10-02T00:00Z, 18.0 h" in text
-    assert "0.0% utilised, 60.0 GiB held" in text
+    assert "0.0% utilized, 60.0 GiB held" in text
     assert "% of what was charged" in text
 
 

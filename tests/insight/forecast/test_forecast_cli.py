@@ -89,9 +89,14 @@ def test_short_series_are_named_on_stderr(call, tmp_path):
 
 
 def test_a_series_without_values_is_a_finding(call, tmp_path):
-    """A series whose values are all empty gets no rows, a sentence, and exit code 1."""
+    """A series whose values are all empty gets no rows, a sentence, and exit code 1 when asked for."""
     code, out, err = call(
-        "forecast", "--series", write(tmp_path / "s.csv", ["0,a,1", "3600,a,2", "0,b,"]), "--format", "csv"
+        "forecast",
+        "--series",
+        write(tmp_path / "s.csv", ["0,a,1", "3600,a,2", "0,b,"]),
+        "--format",
+        "csv",
+        "--exit-code",
     )
     assert code == 1
     assert ",b," not in out
@@ -101,9 +106,9 @@ def test_a_series_without_values_is_a_finding(call, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "header", "said"),
     [
-        (["0,a,1", "3600,a,-2"], "ts,series,value", "s.csv:3:value: '-2' is no number"),
-        (["0,a,1", "3600,a,many"], "ts,series,value", "s.csv:3:value: 'many' is no number"),
-        (["yesterday,a,1"], "ts,series,value", "s.csv:2:ts: 'yesterday' is no instant"),
+        (["0,a,1", "3600,a,-2"], "ts,series,value", "s.csv:3:value: '-2' is not a number"),
+        (["0,a,1", "3600,a,many"], "ts,series,value", "s.csv:3:value: 'many' is not a number"),
+        (["yesterday,a,1"], "ts,series,value", "s.csv:2:ts: 'yesterday' is not an instant"),
         (["0,a"], "ts,series", "s.csv:1: the column 'value' is missing"),
         ([], "ts,series,value", "s.csv:2: there are no rows"),
         (["0,a,1", "3600,a,1", "3600,a,2"], "ts,series,value", "s.csv:4:ts: series 'a' has this instant twice"),
@@ -127,7 +132,7 @@ def test_bad_rows_are_refused_with_their_line(call, tmp_path, rows, header, said
 
 @pytest.mark.parametrize("horizon", ["soon", "0h", "1m", "900d"])
 def test_a_horizon_that_is_none_is_refused(call, tmp_path, horizon):
-    """A horizon that is no length, shorter than a step or beyond reason ends with 2 and names the option."""
+    """A horizon that is not a length, shorter than a step or beyond reason ends with 2 and names the option."""
     path = write(tmp_path / "s.csv", ["0,a,1", "3600,a,2"])
     code, _, err = call("forecast", "--series", path, "--horizon", horizon)
     assert code == 2

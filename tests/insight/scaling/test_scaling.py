@@ -225,12 +225,12 @@ def test_impossible_settings_are_refused(call, demand_file, options, said):
 
 
 def test_bad_demand_is_refused_with_its_line(call, tmp_path):
-    """A demand that is no number names file, line and column."""
+    """A demand that is not a number names file, line and column."""
     path = tmp_path / "demand.csv"
     path.write_text("ts,demand\n0,1\n1800,x\n")
     code, _, err = call("scale", "backtest", path)
     assert code == 2
-    assert "demand.csv:3:demand: 'x' is no number" in err
+    assert "demand.csv:3:demand: 'x' is not a number" in err
 
 
 @pytest.mark.parametrize("today", [0, 1, 17])

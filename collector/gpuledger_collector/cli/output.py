@@ -1,0 +1,160 @@
+"""Lists as a table, CSV or JSON: columns are declared once, and every command prints through here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.cells import json_text
+from gpuledger_collector.export.tables import Table
+from gpuledger_common.escapes import escape_text, neutral
+
+Row = Mapping[str, Any]
+GAP = 2
+"""Spaces between the columns of a table."""
+MIN_TEXT = 8
+"""Texts are folded to no less than this many characters before optional columns are left out."""
+
+
+def plain(value: Any) -> str:
+    """A value as text; empty when it is not known."""
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name in CSV and JSON, its heading in a table, and how a table shows it."""
+
+    name: str
+    heading: str = ""
+    is_number: bool = False
+    """Numbers align right and are never folded, however narrow the terminal is."""
+    is_optional: bool = False
+    """Left out of a table that is wider than the terminal; the last one first."""
+    in_table: bool = True
+    show: Callable[[Any], str] = plain
+
+
+number = partial(Column, is_number=True)
+hidden = partial(Column, in_table=False)
+"""A column of CSV only."""
+
+
+def emit(
+    form: options.Format,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    footer: Iterable[str] = (),
+    totals: Sequence[Row] = (),
+) -> None:
+    """Print a list. `footer`: lines below the table; `totals`: its last rows. Neither is part of CSV and JSON.
+
+    JSON has all keys of a row, also those that are no column.
+    """
+    if form is options.Format.csv:
+        sys.stdout.write(csv_text(columns, rows))
+    elif form is options.Format.json:
+        names = [column.name for column in columns]
+        print_json([{name: row[name] for name in names if name in row} | dict(row) for row in rows])
+    else:
+        sys.stdout.write(table_text(columns, rows, terminal_width(), totals))
+        for line in footer:
+            say(line)
+
+
+def print_json(content: object) -> None:
+    """Print an indented JSON document; invisible characters are escapes in it."""
+    print(json_text(content))
+
+
+def csv_text(columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    """Rows as CSV: LF, unknown values empty, texts neutralized against spreadsheet formulas."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(column.name for column in columns)
+    for row in rows:
+        values = [(column, row.get(column.name)) for column in columns]
+        writer.writerow(plain(value) if column.is_number else neutral(plain(value)) for column, value in values)
+    return text.getvalue()
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where standard output is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table_text(columns: Sequence[Column], rows: Sequence[Row], width: int | None, totals: Sequence[Row] = ()) -> str:
+    """A table of at most `width` columns (None: as wide as it needs), if its numbers fit; '' without rows."""
+    if not rows and not totals:
+        return ""
+    shown = [column for column in columns if column.in_table]
+    cells = {
+        column.name: [escape_text(column.show(row.get(column.name))) for row in (*rows, *totals)] for column in shown
+    }
+    needs = {column.name: max(map(cell_len, [_heading(column), *cells[column.name]])) for column in shown}
+    if width is not None:
+        shown = _fit(shown, needs, width)
+    table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
+    for column in shown:
+        table.add_column(
+            _heading(column),
+            justify="right" if column.is_number else "left",
+            no_wrap=column.is_number,
+            overflow="fold",
+            width=needs[column.name],
+        )
+    for index in range(len(rows)):
+        table.add_row(*(cells[column.name][index] for column in shown))
+    for index in range(len(rows), len(rows) + len(totals)):
+        table.add_row(*(cells[column.name][index] for column in shown), style="bold")
+    text = io.StringIO()
+    needed = sum(needs[column.name] + GAP for column in shown)
+    Console(
+        file=text, width=max(needed, 1), force_terminal=sys.stdout.isatty(), markup=False, emoji=False, highlight=False
+    ).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _heading(column: Column) -> str:
+    return column.heading or column.name.replace("_", " ")
+
+
+def _fit(columns: list[Column], needs: dict[str, int], width: int) -> list[Column]:
+    """The columns that fit, with the widths of texts in `needs` made narrower until they do."""
+    shown = list(columns)
+    while True:
+        excess = sum(needs[column.name] + GAP for column in shown) - GAP - width
+        texts = [column.name for column in shown if not column.is_number and needs[column.name] > MIN_TEXT]
+        if excess <= 0:
+            return shown
+        if texts and sum(needs[name] - MIN_TEXT for name in texts) >= excess:
+            needs[max(texts, key=needs.__getitem__)] -= 1
+        elif any(column.is_optional for column in shown):
+            shown.remove([column for column in shown if column.is_optional][-1])
+        elif texts:
+            for name in texts:
+                needs[name] = MIN_TEXT
+        else:
+            return shown
+
+
+def write_text(text: str, output: Path | None) -> None:
+    """Write a text to a file, or to standard output."""
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8", newline="")

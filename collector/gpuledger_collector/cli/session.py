@@ -1,0 +1,72 @@
+"""The database that a command works on, and the settings and the instant that it works with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from gpuledger_collector import wiring
+from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.cli.common import TimeRange
+from gpuledger_collector.cli.progress import bar
+from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.settings import Settings, load
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import zones
+
+
+def load_settings(config: Path | None = None, dsn: str | None = None) -> Settings:
+    """The settings of this command; `--dsn` wins over file and environment. Raises SettingsError."""
+    environment = dict(os.environ)
+    if dsn is not None:
+        environment |= {"GPULEDGER_DSN": dsn}
+        environment.pop("GPULEDGER_DSN_FILE", None)
+    return load(config, environment, Path.home())
+
+
+def clock_ms() -> int:
+    """The instant now, in unix ms."""
+    return round(wiring.now().timestamp() * 1000)
+
+
+@contextlib.contextmanager
+def open_database(dsn: str | None, config: Path | None, *, migrated: bool = True) -> Iterator[Database]:
+    """The database of `--dsn`, of the settings, or the embedded one, up and migrated while the block runs."""
+    with wiring.database(load_settings(config, dsn), migrated=migrated) as database:
+        yield database
+
+
+@dataclass(frozen=True)
+class Session:
+    """A migrated database for the time of one command. The clock is read once, so that all parts agree on now."""
+
+    database: Database
+    now_ms: int
+
+    @cached_property
+    def calendar(self) -> Calendar:
+        """Days and months of the billing zone."""
+        with self.database.transaction() as connection:
+            return zones.calendar(connection)
+
+    def rate(self, period: Period) -> None:
+        """Bring usage and charges of a period up to date, with a progress bar on a terminal."""
+        with bar("rating") as on_day:
+            refresh(self.database, period, self.now_ms, on_day)
+
+    def rated(self, days: TimeRange) -> Period:
+        """The period asked for, once it is rated."""
+        period = days.resolve(self.calendar, self.now_ms)
+        self.rate(period)
+        return period
+
+
+@contextlib.contextmanager
+def open_session(dsn: str | None, config: Path | None) -> Iterator[Session]:
+    """A session on the database of `--dsn`, of the settings, or the embedded one."""
+    with open_database(dsn, config) as database:
+        yield Session(database, clock_ms())

@@ -1,0 +1,132 @@
+"""Tables in narrow terminals, the one rule of time, and the sections of `gpuledger --help`."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from gpuledger_collector.accounting.period import UTC_DAYS, Period, date_range
+from gpuledger_collector.cli import PANELS, anomalies, budgets, build, forecast, idle, recommend
+from gpuledger_collector.cli.chargeback import _measure_column
+from gpuledger_collector.cli.common import Refusal, duration_ms, time_range
+from gpuledger_collector.cli.options import Format
+from gpuledger_collector.cli.output import Column, csv_text, number, table_text
+from gpuledger_collector.export.cells import ALLOCATION_COLUMNS, MEASURE_COLUMNS
+
+TABLES = {
+    "anomalies": anomalies.COLUMNS,
+    "budgets": budgets.TABLE,
+    "chargeback": (Column("team"), Column("project"), *map(_measure_column, (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS))),
+    "forecast": forecast.TABLE,
+    "idle": idle.COLUMNS,
+    "recommend": recommend.COLUMNS,
+}
+NUMBER = "1234567.89"
+TEXT = "a rather long name of something"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", TABLES)
+def test_numbers_never_wrap(name, width) -> None:
+    """Every number that is shown is in one piece, and no line is wider than the terminal."""
+    row = {column.name: NUMBER if column.is_number else TEXT for column in TABLES[name]}
+    text = table_text(TABLES[name], [row, row], width)
+    shown = {word for line in text.splitlines()[1:] for word in line.split() if word[:1].isdigit()}
+    assert shown == {NUMBER}
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_pipe_gets_all_columns() -> None:
+    """Without a terminal nothing is folded or left out; texts in CSV begin no formula, negative numbers stay."""
+    columns = (Column("name"), number("cost", is_optional=True))
+    rows = [{"name": "=1+1", "cost": "-5.00"}, {"name": None, "cost": None}]
+    assert table_text(columns, [{"name": TEXT * 20, "cost": 1}], None).splitlines()[1] == f"{TEXT * 20}     1"
+    assert csv_text(columns, rows) == "name,cost\n'=1+1,-5.00\n,\n"
+
+
+NOW_MS = date_range("2026-10-15", "2026-10-16").start_ms + 7_200_000
+
+
+@pytest.mark.parametrize(
+    ("given", "days"),
+    [
+        ({}, ("2026-10-01", "2026-11-01")),
+        ({"period": "2026-02"}, ("2026-02-01", "2026-03-01")),
+        ({"period": "2026-Q3"}, ("2026-07-01", "2026-10-01")),
+        ({"period": "2026-Q4"}, ("2026-10-01", "2027-01-01")),
+        ({"period": "2026"}, ("2026-01-01", "2027-01-01")),
+        ({"start": "2026-10-03", "end": "2026-10-05"}, ("2026-10-03", "2026-10-05")),
+        ({"days": 7}, ("2026-10-08", "2026-10-16")),
+    ],
+)
+def test_one_rule_of_time(given, days) -> None:
+    """A period by name, dates, or so many days up to now; this month when nothing is asked for."""
+    asked = time_range(given.get("period"), given.get("start"), given.get("end"), given.get("days"))
+    assert asked.resolve(UTC_DAYS, NOW_MS) == date_range(*days)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("2026-13", None, None, None),
+        ("2026-Q5", None, None, None),
+        ("26", None, None, None),
+        ("2026-10", None, None, 3),
+        (None, "2026-10-01", None, None),
+        (None, "2026-10-01", "2026-10-02", 3),
+    ],
+)
+def test_times_that_are_none_are_refused(given) -> None:
+    """In one sentence, before any database is opened."""
+    with pytest.raises(Refusal):
+        time_range(*given)
+
+
+def test_durations() -> None:
+    """Weeks to milliseconds."""
+    assert [duration_ms(text, "--delay") for text in ("10m", "1.5h", "2w")] == [600_000, 5_400_000, 1_209_600_000]
+    assert Period(0, 1).ms == 1
+
+
+def test_help_has_a_section_for_each_panel() -> None:
+    """Every command of the table stands in its section with its summary, and can be loaded."""
+    shown = CliRunner().invoke(build(), ["--help"]).stdout
+    command = get_command(build())
+    assert re.findall(r"^([A-Z][a-z ]+):$", shown, re.M) == ["Options", *PANELS]
+    for panel, entries in PANELS.items():
+        section = shown.partition(f"\n{panel}:\n")[2].partition("\n\n")[0]
+        assert re.findall(r"^  (\S+)", section, re.M) == [entry.name for entry in entries]
+        assert all(command.commands[entry.name].help for entry in entries)
+
+
+def test_brackets_of_help_stay() -> None:
+    """What looks like markup is text."""
+    assert "[[exchange]]" in CliRunner().invoke(build(), ["chargeback", "--help"]).stdout
+    assert "<" not in CliRunner().invoke(build(), ["forecast", "--help"]).stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_what_needs_no_command_imports_none(arguments) -> None:
+    """Help and version load no module of a command, no database driver and no table library."""
+    code = (
+        "import json, sys\nfrom gpuledger_collector.__main__ import main\n"
+        f"sys.argv = ['gpuledger', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\nprint(json.dumps(sorted(sys.modules)))"
+    )
+    environment = {**os.environ, "COLUMNS": "100"}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    modules = set(json.loads(shown.stdout.splitlines()[-1]))
+    assert not modules & {"rich.console", "psycopg", "sqlalchemy", "numpy", "pandas", "pydantic", "fastapi"}
+    assert not {entry.module for entries in PANELS.values() for entry in entries} & {
+        name.rpartition(".")[2] for name in modules if name.startswith("gpuledger_collector.cli.")
+    }
+
+
+def test_forms_are_one_enum() -> None:
+    """Lists have the same forms everywhere."""
+    assert [form.value for form in Format] == ["table", "csv", "json"]
