@@ -26,7 +26,7 @@ from gpuledger_collector.services.close import CannotClose, close_period
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import commitments, declarations, disputes, prices
-from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import reports, rules, zones
 from gpuledger_collector.storage.locks import Lock
@@ -480,7 +480,7 @@ class Story:
 
     def _report(self, where: str, level: str = "team"):
         period = zones.in_zone(self.connection, period_of(where))
-        aside = beside(self.connection, period, (level,), self.now_ms)
+        aside = allocate(self.connection, period, (level,), self.now_ms)
         return report(reports.charged_lines(self.connection, period, (level,)), (level,), aside), period
 
     def _seen_in(self, currency: str, period: Period, level: str):
@@ -489,7 +489,7 @@ class Story:
             (
                 span,
                 reports.charged_lines(self.connection, span, (level,)),
-                beside(self.connection, span, (level,), self.now_ms),
+                allocate(self.connection, span, (level,), self.now_ms),
             )
             for span in exchange.spans(period)
         ]
