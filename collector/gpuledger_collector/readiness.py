@@ -1,7 +1,7 @@
-"""Whether this collector can take batches now, and what stands in the way: its disk, its writers, its database.
+"""Readiness: whether this collector can take batches now, by its disk, its writers and its database.
 
-What is told here is what /readyz answers and what the heartbeat leaves for `gpuledger doctor`. Nothing is written for
-it: a probe that writes would be work that anybody can order.
+/readyz answers it, and the heartbeat stores it for `gpuledger doctor`. It writes nothing, so that a probe causes no
+work.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ MIB = 1024 * 1024
 
 @dataclass
 class Readiness:
-    """Looks at all that a batch needs. `folder` is that of the embedded database, None for one by DSN."""
+    """Checks everything that a batch needs. `folder`: of the embedded database, None for one given by DSN."""
 
     folder: Path | None
     min_free_bytes: int
     writers: Sequence[Callable[[], str | None]]
-    """What is wrong with each group of writers now, in a sentence."""
+    """The fault of each group of writers, in a sentence."""
     database: Callable[[], str | None]
-    """What keeps the database from being used, in a sentence; it may block."""
+    """What keeps the database from being used, in a sentence; may block."""
     partitions: Callable[[], int] = lambda: 0
-    """How many partitions of evidence there are; it may block, and raise StorageError or psycopg.Error."""
+    """Counts the partitions of evidence; may block, and raise StorageError or psycopg.Error."""
     most_partitions: int = 0
     heartbeat: Callable[[], str] = lambda: ""
-    """Why the last heartbeat could not be written, empty when it was."""
+    """Why the last heartbeat failed; empty when it was written."""
 
     def problem(self) -> str | None:
-        """What keeps this collector from taking batches, in a sentence; None when nothing does."""
+        """Return what keeps this collector from taking batches, in a sentence; None when nothing does."""
         if self.folder is not None and (problem := disk_problem(self.folder, self.min_free_bytes)):
             return problem
         for writer in self.writers:
@@ -44,7 +44,7 @@ class Readiness:
         return None
 
     def note(self) -> str | None:
-        """What does not keep this collector from taking batches and needs a cure; asked when there is no problem."""
+        """Return what needs attention although batches are taken; asked only without a problem."""
         try:
             count = self.partitions()
         except Exception as error:
@@ -55,7 +55,7 @@ class Readiness:
 
 
 def disk_problem(folder: Path, min_free_bytes: int) -> str | None:
-    """Why the disk of the database cannot take more; None while it has room."""
+    """Return why the disk of the database is too full; None while it has room."""
     existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     free = shutil.disk_usage(existing).free
     if free >= min_free_bytes:

@@ -1,9 +1,9 @@
 """gpuledger serve: the collector as a process.
 
-Signals: INT and TERM stop accepting, answer what is under way, commit what waits, stop the jobs and the embedded
-database, and end with 0. Before that, a replica that gets TERM leaves: for `shutdown_delay_seconds` it serves on
-while /readyz says 503 and each answer closes its connection, so that balancer and agents go elsewhere. HUP reads the
-agents' tokens again. KILL loses nothing that was acknowledged: what was not committed was not answered.
+Signals: INT and TERM stop accepting, answer current requests, commit waiting batches, stop the jobs and the embedded
+database, and exit with 0. A replica that gets TERM first drains: for `shutdown_delay_seconds` it serves while /readyz
+says 503 and each answer closes its connection, so that balancer and agents go elsewhere. HUP reads the token files
+again. KILL loses nothing that was acknowledged: an uncommitted batch is unanswered.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from gpuledger_common.systemd import notify
 WATCH_SECONDS = 0.5
 CLOSE = (b"connection", b"close")
 KEEP_ALIVE_SECONDS = 130
-"""Longer than two pushes of an agent, so that a push need not connect anew."""
+"""Longer than two pushes of an agent, so that a push reuses its connection."""
 
 log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Serve until a signal says to stop; `say` is told the address. Raises StorageError when it cannot begin."""
+    """Serve until a signal; `say` receives the address. Raises StorageError when it cannot start."""
     configure_logging(settings)
-    # uvicorn raises the signal again when it has stopped; by then it must no longer end the process.
+    # uvicorn raises the signal again after it has stopped; then it must not end the process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     allow_many_files()
     with listen(settings) as listener, wiring.database(settings) as opened:
-        # What a setting can spoil comes before anything is started, or is said to be alive.
+        # Whatever a setting can break is created before anything starts and before the heartbeat.
         parts = wiring.collector(settings, opened)
         schedule = scheduled_jobs.schedule(settings, opened, parts.metrics)
         presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
@@ -63,7 +63,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             schedule.start()
         stopping = watch(opened.server)
         try:
-            # Beside the bundled database nobody takes over, so that leaving would only be waiting.
+            # With the embedded database there is no other replica to drain to.
             leave_s = settings.shutdown_delay_seconds if opened.server is None else 0
             run_http(settings, parts, listener, say, leave_s)
         finally:
@@ -74,13 +74,13 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def allow_many_files() -> None:
-    """Use as many file descriptors as the system allows: every agent keeps a connection."""
+    """Raise the limit of file descriptors as far as allowed: every agent keeps a connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The listening socket. Raises EnvironmentLacks when the address cannot be had."""
+    """Open the listening socket. Raises EnvironmentLacks when the address is unavailable."""
     host, port = settings.listen_host, settings.listen_port
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -92,7 +92,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 class Replica(uvicorn.Server):
-    """A server that leaves before it stops. `leaving` is set at the signal, `seconds` before the listener closes."""
+    """A server that drains before it stops. `leaving` is set at the signal, `seconds` before the listener closes."""
 
     def __init__(self, config: uvicorn.Config, leaving: threading.Event, seconds: float) -> None:
         super().__init__(config)
@@ -101,7 +101,7 @@ class Replica(uvicorn.Server):
         self._until = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """TERM begins to leave; INT, and a second TERM, stop at once."""
+        """Drain at TERM; stop at once at INT and at a second TERM."""
         if sig == signal.SIGTERM and self._seconds and not self._leaving.is_set():
             self._until = time.monotonic() + self._seconds
             self._leaving.set()
@@ -119,7 +119,7 @@ class Replica(uvicorn.Server):
         return ended or time.monotonic() >= self._until
 
     def _close_after_answers(self) -> None:
-        """uvicorn makes these headers anew every second; this is called in its thread, right after."""
+        """Close connections after their answer; uvicorn resets these headers every second, right before this call."""
         if CLOSE not in self.server_state.default_headers:
             self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
 
@@ -127,7 +127,7 @@ class Replica(uvicorn.Server):
 def run_http(
     settings: Settings, parts: Collector, listener: socket.socket, say: Callable[[str], None], leave_s: float
 ) -> None:
-    """Answer requests until a signal and `leave_s` more; those under way are answered before this returns."""
+    """Answer requests until a signal and `leave_s` more; current requests are answered before this returns."""
     server = Replica(configuration(settings, parts), parts.leaving, leave_s)
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -138,9 +138,9 @@ def run_http(
 
 
 def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
-    """How HTTP is served. Raises EnvironmentLacks when the certificate cannot be used.
+    """Configure the HTTP server. Raises EnvironmentLacks when the certificate cannot be used.
 
-    What a proxy says of the sender's address is not believed: `proxy_headers` would replace the peer's address by it.
+    `proxy_headers` is off: it would replace the peer's address by what a proxy claims.
     """
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     config = uvicorn.Config(
@@ -165,7 +165,7 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
 
 
 def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
-    """Commit what waits and stop the jobs, each within `drain_seconds`."""
+    """Commit waiting batches and stop the jobs, each within `drain_seconds`."""
     deadline = time.monotonic() + settings.drain_seconds
     parts.commit.close(settings.drain_seconds)
     parts.remote.close(max(0.0, deadline - time.monotonic()))
@@ -174,7 +174,7 @@ def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
 
 
 def watch(server: EmbeddedServer | None) -> Callable[[], None]:
-    """Start the embedded server again whenever it dies; returns what ends the watch."""
+    """Restart the embedded server whenever it dies; return the function that ends the watch."""
     ended = threading.Event()
 
     def look() -> None:
@@ -196,7 +196,7 @@ def watch(server: EmbeddedServer | None) -> Callable[[], None]:
 
 
 def reload_tokens(settings: Settings, parts: Collector) -> None:
-    """Read the files of tokens again; a file that cannot be read leaves the old ones in force."""
+    """Read the token files again; an unreadable file leaves the old tokens in force."""
     try:
         parts.intake.keys.files = FileTokens.of(settings.agent_tokens(), settings.reader_tokens())
         log.info("the files of tokens were read again")
@@ -205,7 +205,7 @@ def reload_tokens(settings: Settings, parts: Collector) -> None:
 
 
 def escaped(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A record is one line: what is not seen in it is an escape. The lines of a traceback stand indented below it."""
+    """Escape invisible characters, so that a record is one line; lines of a traceback are indented below it."""
     for name, value in event.items():
         if name in {"exception", "stack"}:
             event[name] = "\n".join(f"    {escape_text(line)}" for line in str(value).split("\n"))
@@ -215,7 +215,7 @@ def escaped(_logger: object, _method: str, event: structlog.typing.EventDict) ->
 
 
 def configure_logging(settings: Settings) -> None:
-    """Every log line of every library through structlog to standard error."""
+    """Send log lines of all libraries through structlog to standard error."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,

@@ -1,4 +1,4 @@
-"""Where the parts meet: settings become a database, ports get their adapters, jobs their clock.
+"""Assemble the collector from its settings: the database, the HTTP side, and what jobs work with.
 
 Below this module nothing reads the clock, the environment or a global.
 """
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
     from gpuledger_common.wire import Answer
 
 INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=10000"
-"""An acknowledged batch is on disk, whatever the server's default; a writer that cannot go on lets its agents retry."""
+"""An acknowledged batch is on disk, whatever the server's default; a blocked writer gives up, and its agents retry."""
 TOKENS_SESSION = "-c statement_timeout=10000 -c lock_timeout=2000"
-"""Every request waits for the tokens: whoever cannot read them soon says so."""
+"""Every request waits for the tokens, so that a blocked read fails soon."""
 
 
 def now() -> dt.datetime:
-    """The instant, aware and in UTC: the one place where the collector reads the clock."""
+    """The current instant, aware and in UTC: the only place where the collector reads the clock."""
     return dt.datetime.now(dt.UTC)
 
 
 @contextlib.contextmanager
 def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]:
-    """The database of these settings: the one by DSN, else the embedded one, started if need be and stopped after.
+    """Open the database of these settings: the one given by DSN, else the embedded one, started and stopped as needed.
 
-    The embedded one is migrated; of an outside one it is only required that someone did. `migrated=False` leaves
-    the schema alone. Raises StorageError with a sentence for people.
+    The embedded one is migrated; one given by DSN must have been. `migrated=False` leaves the schema alone.
+    Raises StorageError with a sentence for people.
     """
     from gpuledger_collector.storage.database import Database
 
@@ -87,7 +87,7 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
 
 
 def _require_current(dsn: str) -> None:
-    """migrate.require_current, without Alembic where nothing differs. Raises StorageError."""
+    """Call migrate.require_current only when the revision differs, to spare importing Alembic. Raises StorageError."""
     from gpuledger_collector.storage.server import schema_version
 
     if not schema_version.is_newest(dsn):
@@ -97,7 +97,7 @@ def _require_current(dsn: str) -> None:
 
 
 def _upgrade(dsn: str) -> None:
-    """migrate.upgrade, without Alembic where nothing is left to do. Raises StorageError."""
+    """Call migrate.upgrade only when something is left to do, to spare importing Alembic. Raises StorageError."""
     from gpuledger_collector.storage.server import schema_version
 
     if not schema_version.is_newest(dsn, secured=True):
@@ -108,7 +108,7 @@ def _upgrade(dsn: str) -> None:
 
 @dataclass
 class Collector:
-    """The HTTP side of a collector: the app and the writers behind it."""
+    """The HTTP side of a collector: the application and the writers behind it."""
 
     app: FastAPI
     intake: Intake
@@ -116,18 +116,18 @@ class Collector:
     commit: GroupCommit[Accepted, Answer]
     metrics: Metrics
     leaving: threading.Event
-    """Set once the process has been told to stop."""
+    """Set once the process is asked to stop."""
     readiness: Readiness
 
     def last_error(self) -> tuple[dt.datetime, str] | None:
-        """When and why batches could last not be written."""
+        """When and why batches last failed to be written."""
         failures = [failure for failure in (self.commit.failure, self.remote.commit.failure) if failure is not None]
         newest = max(failures, key=lambda failure: failure.at, default=None)
         return None if newest is None else (newest.at, newest.reason)
 
 
 def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> Collector:
-    """App and writers over a database. Nothing is started."""
+    """Create the application and its writers over a database. Nothing is started."""
 
     from gpuledger_collector.accounting.placement import Placement
     from gpuledger_collector.api import acks, app, remote_write
@@ -206,7 +206,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
 
 
 def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
-    """What makes partitions for days: those of old months as a whole."""
+    """Create the function that creates partitions for days: a whole month for old days."""
     from gpuledger_collector.storage.telemetry import partitions
 
     def ensure(connection: psycopg.Connection[tuple[Any, ...]], table: str, days_ms: Iterable[int]) -> object:
@@ -217,7 +217,7 @@ def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
 
 
 def quotas(settings: Settings) -> Quotas:
-    """What a node may send, by the settings."""
+    """Limits on what a node may send."""
     from gpuledger_collector.api.limits import HOUR_SECONDS, Quota, Quotas
 
     return Quotas(
@@ -231,7 +231,7 @@ def quotas(settings: Settings) -> Quotas:
 
 
 def max_age_ms(settings: Settings) -> int | None:
-    """How old evidence of agents and of remote write may be, in milliseconds; None: of any age."""
+    """Maximum age of evidence of agents and of remote write, in milliseconds; None: unlimited."""
     return settings.max_evidence_age_days * 86_400_000 or None
 
 
@@ -268,7 +268,7 @@ def reader_watch(opened: Database) -> ReaderWatch:
 
 
 def readiness_problems(opened: Database) -> str | None:
-    """What keeps the database from taking batches, in a sentence; None when nothing does."""
+    """Return what keeps the database from taking batches, in a sentence; None when nothing does."""
     from gpuledger_collector.storage.errors import StorageError
 
     try:
@@ -287,7 +287,7 @@ def count_partitions(opened: Database) -> int:
 
 
 def archive_retention(settings: Settings) -> ArchiveRetention:
-    """When samples are packed, and how long packed samples and evidence are kept, by the settings."""
+    """When samples are packed, and how long packed samples and evidence are kept."""
     from gpuledger_collector.jobs.pack_samples import ArchiveRetention
 
     return ArchiveRetention(
@@ -299,7 +299,7 @@ def archive_retention(settings: Settings) -> ArchiveRetention:
 
 
 def merged_tables(settings: Settings) -> list[str]:
-    """The tables whose days of old months become one partition; samples only where packing leaves them so long."""
+    """Tables whose old days are merged into months; samples only when they are packed later than that."""
     from gpuledger_collector.storage.telemetry import partitions
 
     samples = ["gpu_sample"] if settings.pack_after_days > partitions.COARSE_AFTER_DAYS else []
@@ -307,7 +307,7 @@ def merged_tables(settings: Settings) -> list[str]:
 
 
 def retention_days(settings: Settings) -> RetentionDays:
-    """How long minutes, slow metrics and findings are kept, by the settings."""
+    """How long minutes, slow metrics and findings are kept."""
     from gpuledger_collector.jobs.expire import RetentionDays
 
     return RetentionDays(
@@ -320,7 +320,7 @@ def retention_days(settings: Settings) -> RetentionDays:
 
 
 def tariff(settings: Settings) -> Tariff | None:
-    """What energy costs by the settings, None where they do not say. Raises SettingsError."""
+    """The price of energy; None when it is not configured. Raises SettingsError."""
     from decimal import Decimal, InvalidOperation
 
     from gpuledger_collector.insight.recommendations.energy import Tariff
@@ -339,7 +339,7 @@ def tariff(settings: Settings) -> Tariff | None:
 
 
 def metering(settings: Settings) -> ScrapeMeter:
-    """The meter of what remote write brought."""
+    """Create the meter of scrapes from remote write."""
     from gpuledger_collector.ingest.batches.store import Store
     from gpuledger_collector.ingest.remote_write.metering import MeterLimits, ScrapeMeter
     from gpuledger_collector.storage.ledger import placements
@@ -392,7 +392,7 @@ def hook(settings: Settings, channel: str) -> WebhookTransport:
 
 
 def notification_writers(settings: Settings) -> MailWriters:
-    """How letters are put into words, with links where they are configured."""
+    """Create the writers of notifications, with links where they are configured."""
     from gpuledger_collector.jobs.notify_findings import MailWriters
     from gpuledger_collector.notifications import finding_mail
 
@@ -421,7 +421,7 @@ def reclaim_backends(settings: Settings) -> Mapping[str, ReclaimBackend]:
 
 
 def ack_links(settings: Settings) -> AckLinks | None:
-    """The links of mails, None where they are not configured."""
+    """The acknowledgment links of mails; None when they are not configured."""
     if settings.link_secret_file is None:
         return None
     from gpuledger_collector.notifications.links import AckLinks

@@ -54,7 +54,7 @@ def reconcile(connection: Connection, period: Period) -> Reconciliation:
                 holds=holds,
             )
         )
-    untrue = months.untrue(connection, period)
+    untrue = months.inconsistent(connection, period)
     return Reconciliation(
         period=period,
         parts=parts,

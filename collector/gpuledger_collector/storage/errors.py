@@ -1,4 +1,4 @@
-"""What storage raises on purpose: one root, and a `permanent` bit that says whether trying again can help."""
+"""Errors that storage raises on purpose: one root, and a `permanent` bit for errors that no retry cures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ class StorageError(Exception):
 
 
 class ServerUnavailable(StorageError):
-    """No Postgres can be reached or started; the sentence says what cures it."""
+    """No Postgres can be reached or started; the message says what to do."""
 
 
 class EnvironmentLacks(StorageError):
-    """This machine or installation lacks something that must be put there first."""
+    """This machine or installation lacks something that must be installed or configured first."""
 
     permanent = True
 
 
 class TablesLocked(StorageError):
-    """A migration did not get its locks in all of its tries."""
+    """A migration did not get its locks in any of its attempts."""
 
 
 class SchemaBehind(StorageError):

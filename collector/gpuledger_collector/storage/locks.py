@@ -1,13 +1,13 @@
-"""Locks of the product: one empty table each, locked in a mode that a role which may only read cannot hold.
+"""Locks of the product: an empty table each, locked in a mode that a read-only role cannot hold.
 
-Keys of advisory locks can be taken by every role of the database and are shown to all of them in pg_locks, and on a
-server of others nobody but its administrator can forbid that. SHARE UPDATE EXCLUSIVE on a table needs the right to
-change the table, excludes itself, and conflicts with no lock that a reader can hold: not with the ROW EXCLUSIVE that
-PREPARE takes without any right. Asking for a stronger lock (CREATE RULE waits for one before it looks at rights) only
-delays others; `reader_watch` ends such sessions.
+Any role of the database can take an advisory lock and see its key in pg_locks, and only the administrator of the
+server could forbid that. SHARE UPDATE EXCLUSIVE on a table requires the right to change the table, excludes itself, and
+conflicts with no lock that a reader can hold, not even with the ROW EXCLUSIVE that PREPARE takes without any right.
+Requesting a stronger lock (CREATE RULE waits for one before it checks rights) only delays others; `reader_watch` ends
+such sessions.
 
-LOCK TABLE takes no snapshot, so that a REPEATABLE READ transaction that begins with it sees what the holder before it
-has committed. It assigns no transaction id either: a lock that is held for days holds up no vacuum.
+LOCK TABLE takes no snapshot, so a REPEATABLE READ transaction that begins with it sees what the previous holder
+committed. It assigns no transaction id either: a lock that is held for days delays no vacuum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @enum.unique
 class Lock(enum.StrEnum):
-    """Tables that are locked, and hold nothing."""
+    """Tables that are locked and have no rows."""
 
     MIGRATIONS = "lock_migrations"
     PARTITIONS = "lock_partitions"
@@ -52,19 +52,19 @@ ABOUT = "Held by the session that does this alone; has no rows."
 
 
 def statement(lock: Lock) -> str:
-    """The SQL that takes a lock until the transaction ends."""
+    """The SQL that takes a lock until the end of the transaction."""
     return f"LOCK TABLE {lock.value} IN SHARE UPDATE EXCLUSIVE MODE"
 
 
 def take(connection: Connection, *locks: Lock) -> None:
-    """Wait for locks, one after the other, and hold them until the caller's transaction ends."""
+    """Wait for locks in this order and hold them until the end of the caller's transaction."""
     for lock in locks:
         connection.execute(statement(lock))
 
 
 @contextmanager
 def snapshot(connection: Connection, *locks: Lock) -> Iterator[None]:
-    """A REPEATABLE READ transaction whose snapshot is taken once it holds the locks; `connection` is in autocommit."""
+    """Begin a REPEATABLE READ transaction, whose snapshot follows the locks; `connection` is in autocommit."""
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with connection.transaction():
         take(connection, *locks)
@@ -72,9 +72,9 @@ def snapshot(connection: Connection, *locks: Lock) -> Iterator[None]:
 
 
 def seize(connection: Connection, lock: Lock) -> bool:
-    """Hold a lock for as long as the session lasts, beyond any commit of others; False when somebody else holds it.
+    """Hold a lock for as long as the session lasts; return False when another session holds it.
 
-    `connection` is in autocommit and serves for nothing else: it stays in a transaction that reads and writes nothing.
+    `connection` is in autocommit and used for nothing else: it stays in a transaction without reads and writes.
     """
     connection.execute("SET idle_in_transaction_session_timeout = 0")
     connection.execute("BEGIN")

@@ -116,7 +116,7 @@ def test_a_month_is_the_sum_of_its_days_after_any_writes(fleet, owners, writes):
                     fleet.connection.execute(LINE, (day_ms, owners[owner], state, pool, currency, gpu_ns, *amounts))
         else:
             fleet.connection.execute(kind, () if day_ms is None else (day_ms,))
-        assert months.untrue(fleet.connection, Period(0, NOW_MS)) == []
+        assert months.inconsistent(fleet.connection, Period(0, NOW_MS)) == []
     for month in MONTHS:
         assert asked(fleet, month) == from_days(fleet, month)
     there = {row[0] for row in fleet.rows(KEPT)}
@@ -253,7 +253,7 @@ def test_whoever_is_in_the_midst_of_writing_days_holds_the_month_up(rated, ledge
         with ledger.transaction(Lock.LEDGER) as connection:
             assert not months.add_up(connection, lambda: zones.calendar(connection), NOW_MS)
     assert added_up(ledger) == 1
-    assert months.untrue(rated.connection, MONTHS[1]) == []
+    assert months.inconsistent(rated.connection, MONTHS[1]) == []
     rated.connection.execute("DELETE FROM ledger_month")
     with psycopg.connect(ledger.dsn, autocommit=True) as other:
         change = threading.Thread(
@@ -286,7 +286,7 @@ def test_a_unit_of_an_older_collector_is_waited_for(rated, ledger):
                     copy.write_row(line)
         adding.join(10)
     assert made == [1]
-    assert months.untrue(rated.connection, MONTHS[1]) == []
+    assert months.inconsistent(rated.connection, MONTHS[1]) == []
 
 
 def test_a_viewer_reads_its_own_lines_of_the_month_and_no_others(rated, ledger):

@@ -1,4 +1,4 @@
-"""Refused claims in Postgres: what somebody said that would have changed what somebody else pays."""
+"""Refused claims in Postgres: reports that would have changed what another owner pays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = """
 
 
 def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> None:
-    """Forget claims that began at or after an instant, before their time is placed again."""
+    """Delete claims that began at or after an instant, before that time is placed again."""
     connection.execute(
         "DELETE FROM refused_claim WHERE accelerator_id = ANY(%s) AND first_ms >= %s AND kind <> 'holder'",
         (list(accelerators), since_ms),
@@ -28,7 +28,7 @@ def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> 
 
 
 def keep(connection: Connection, refused: Sequence[PlacementClaim]) -> None:
-    """Keep claims that were refused, each from its first to its last time."""
+    """Store refused claims, each from its first to its last time."""
     for claim in refused:
         connection.execute(
             "INSERT INTO refused_claim AS old (accelerator_id, node_id, kind, subject, first_ms, last_ms) "
@@ -39,7 +39,7 @@ def keep(connection: Connection, refused: Sequence[PlacementClaim]) -> None:
 
 
 def keep_contradictions(connection: Connection, contradictions: Sequence[Contradiction]) -> None:
-    """Keep that a node reported held time for other holders as well; the first keeps the time."""
+    """Store that a node reported held time for several holders; the first holder keeps the time."""
     if not contradictions:
         return
     names: dict[int, str] = dict(
@@ -65,7 +65,7 @@ def keep_contradictions(connection: Connection, contradictions: Sequence[Contrad
 
 
 def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
-    """Claims of time in a period of which no inventory says who is right."""
+    """List claims of time in a period that no inventory decides."""
     rows = connection.execute(
         f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS ("
         "SELECT FROM inventory i JOIN accelerator p ON p.id = i.accelerator_id "
@@ -77,7 +77,7 @@ def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
 
 
 def since(connection: Connection, at_ms: int, limit: int) -> list[RefusedClaim]:
-    """Claims that reach beyond an instant, the latest first."""
+    """List claims that last beyond an instant, the latest first."""
     rows = connection.execute(
         f"{_NAMED} WHERE c.last_ms >= %s ORDER BY c.last_ms DESC, a.uuid, c.kind LIMIT %s", (at_ms, limit)
     )

@@ -1,4 +1,4 @@
-"""Imported usage and samples into Postgres, so that the same file twice changes nothing."""
+"""Imports of usage and samples; importing a file twice changes nothing."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DIGEST = "sha256(convert_to(jsonb_build_array(c.user_name, c.account, c.name, c
 
 
 def workload_key(workload_id: str) -> str:
-    """The key under which an imported workload is known."""
+    """The key of an imported workload."""
     return f"imported:import:{workload_id}"
 
 
 def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime) -> ImportOutcome:
-    """Add or update these rows by workload id, and mark the days that they touched or touch. Commits nothing."""
+    """Add or update rows by workload id and request the days that they touch, before and after. Does not commit."""
     locks.take(connection, Lock.IMPORTS)
     _copy_incoming(connection, rows)
     theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
@@ -76,7 +76,7 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
 
 
 def _write_attributes(connection: Connection) -> None:
-    """What the changed rows say of their workloads, one row for each content."""
+    """Write the attributes of the workloads of changed rows, one row per content."""
     connection.execute(
         "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags) "
         f"SELECT w.id, {_DIGEST}, c.user_name, c.account, c.name, c.tags FROM changed c JOIN workload w USING (key) "
@@ -85,7 +85,7 @@ def _write_attributes(connection: Connection) -> None:
 
 
 def _record_updates(connection: Connection, now_ms: int) -> None:
-    """Audit ids that were imported before and say something else now."""
+    """Audit ids that were imported before with other content."""
     rows = connection.execute(
         "SELECT c.external_id, c.old_start_ms, c.old_end_ms, c.old_said, c.start_ms, c.end_ms, "
         "jsonb_build_object('gpu_micro', c.gpu_micro, 'gpu_model', c.gpu_model, 'pool', c.pool, 'node', c.node, "
@@ -131,7 +131,7 @@ def _copy_incoming(connection: Connection, rows: Sequence[UsageRow]) -> None:
 
 
 def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
-    """UTC days that these spans touch, up to now; every span touches the day of its start."""
+    """List UTC days that these spans touch, up to now; a span always touches the day of its start."""
     days: list[int] = []
     for start, end in sorted((start, now_ms if end is None else end) for start, end in spans):
         first = start - start % DAY_MS
@@ -142,10 +142,10 @@ def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
 
 
 def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before_ms: int = 0) -> ImportOutcome:
-    """Add samples by accelerator and instant; those that are there already stay as they are. Commits nothing.
+    """Add samples by accelerator and instant; existing ones stay. Does not commit.
 
-    Accelerators that nobody knows yet are made, without capacity: samples show activity, not who was there to be held.
-    Months that ended by `coarse_before_ms` get one partition each.
+    Unknown accelerators are added without capacity: samples show activity, not availability. Months that ended by
+    `coarse_before_ms` get one partition each.
     """
     locks.take(connection, Lock.IMPORTS)
     partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows}, coarse_before_ms)

@@ -1,4 +1,4 @@
-"""Capacity in Postgres: which accelerators were there, where and when; and the inventory that people state."""
+"""Capacity and inventory in Postgres: which accelerators were available, where and when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuledger_collector.storage.locks import Connection
 
 
 def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
-    """Capacity that overlaps the period, by accelerator and time."""
+    """Read capacity that overlaps the period, by accelerator and time."""
     rows = connection.execute(
         """
         SELECT a.id, c.gpu_micro, c.gpu_model, c.pool, coalesce(n.name, ''), c.in_ms, c.out_ms, c.source, a.uuid,
@@ -29,9 +29,9 @@ def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
 
 
 def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.datetime) -> ImportOutcome:
-    """The stays of every accelerator named here become these rows; accelerators not named keep theirs.
+    """Replace the inventory of every accelerator named here; others keep theirs.
 
-    The file is the last word on when and where an accelerator is: what agents say of that is not taken over.
+    The file decides when and where an accelerator is, whatever agents report.
     """
     placements: dict[str, list[InventoryRow]] = defaultdict(list)
     for row in rows:
@@ -74,7 +74,7 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
 
 
 Stated = tuple[int, str, str, int, int]
-"""Node, pool, model, in and out (0: still there)."""
+"""Node, pool, model, in and out (0: still present)."""
 
 
 def _said(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]:
@@ -104,7 +104,7 @@ def _nodes(connection: Connection, names: Sequence[str], now: dt.datetime) -> di
 
 
 def _accelerators(connection: Connection, placements: Mapping[str, Sequence[InventoryRow]]) -> dict[str, int]:
-    """Ids by uuid; an accelerator that an agent described keeps its model, one without gets the inventory's."""
+    """Return ids by UUID; a model that an agent reported is kept, a missing one is taken from the inventory."""
     connection.execute(
         "INSERT INTO accelerator AS old (uuid, device_uuid, model) "
         "SELECT uuid, uuid, model FROM unnest(%s::text[], %s::text[]) AS given (uuid, model) "

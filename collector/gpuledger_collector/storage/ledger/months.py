@@ -1,11 +1,11 @@
-"""The ledger of months that are over, added up from that of days: what a bill is read from.
+"""The ledger of ended months, summed from that of days: what a bill is read from.
 
-A month has all of its lines in `ledger_month`, or none. Triggers of the database see to it, whoever writes: lines that
-are not the sum of the month's days are refused, and a day that changes takes the lines of its month away in the same
-transaction. A report then reads days until rating has added the month up again: a month is never wrong, only slower.
+A month has all of its lines in `ledger_month`, or none. Triggers of the database enforce it: they refuse lines that are
+not the sum of the month's days, and delete the lines of a month when one of its days changes. Reports then read days
+until rating has summed the month again: a month is never wrong, only slower.
 
-One who wrote days meanwhile and has not committed would not be seen here, and would not see this month either. So it is
-made alone in writing the ledger, on a snapshot that is taken once nobody else is in the midst of writing days.
+A transaction that has written days but not committed is invisible here, and does not see this month. So months are
+summed under the ledger lock, in a snapshot taken when no transaction is writing days.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEPT = f"SELECT {_COLUMNS} FROM ledger_month WHERE start_ms = %(start)s AND end
 
 
 def missing(connection: Connection, calendar: Calendar, now_ms: int) -> Period | None:
-    """The latest month that is over and has rated days, and is not added up."""
+    """Return the latest ended month with rated days that is not summed."""
     first = connection.execute("SELECT min(day_ms) FROM ledger_day").fetchone()
     if first is None or first[0] is None:
         return None
@@ -54,10 +54,10 @@ def missing(connection: Connection, calendar: Calendar, now_ms: int) -> Period |
 
 
 def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int) -> bool:
-    """Add up the latest month that is missing; whether there was one.
+    """Sum the latest missing month; return whether there was one.
 
-    The first statement of a transaction that is alone in writing the ledger. While somebody else writes days nothing
-    is done: the next run comes to it.
+    The first statement of a transaction that holds the ledger lock. While others write days it does nothing, and the
+    next run does it.
     """
     try:
         with connection.transaction():
@@ -76,7 +76,7 @@ def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int
 
 
 def _over(calendar: Calendar, since_ms: int, now_ms: int) -> list[Period]:
-    """The months of the bill from the one that holds an instant to the last that is over."""
+    """List the months of the bill from the one that contains an instant to the last ended one."""
     months = []
     month = calendar.month(calendar.month_of(since_ms))
     while month.end_ms <= now_ms:
@@ -85,8 +85,8 @@ def _over(calendar: Calendar, since_ms: int, now_ms: int) -> list[Period]:
     return months
 
 
-def untrue(connection: Connection, period: Period) -> list[Period]:
-    """The months there that overlap a period and are not the sum of their days; none, unless somebody went around."""
+def inconsistent(connection: Connection, period: Period) -> list[Period]:
+    """List summed months that overlap a period and differ from the sum of their days; the triggers allow none."""
     months = connection.execute(
         "SELECT DISTINCT start_ms, end_ms FROM ledger_month WHERE start_ms < %s AND end_ms > %s ORDER BY 1, 2",
         (period.end_ms, period.start_ms),

@@ -1,4 +1,4 @@
-"""What the overview page reads beside the ledger's reports: days by owner, the fleet as it is, its health."""
+"""What the overview page reads in addition to reports: cost by day and team, and the fleet with its health."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_CAUSES = 10
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """GPUs as they are: how many there are, whole devices in millionths, and those that say each state of health."""
+    """The fleet now: number of GPUs, whole devices in millionths, and GPUs by state of health."""
 
     accelerators: int
     gpu_micro: int
@@ -31,7 +31,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node with its agent's last sign of life."""
+    """A node and when its agent was last seen."""
 
     name: str
     seen_ms: int
@@ -43,7 +43,7 @@ class Node:
 def daily_by_team(
     connection: Connection, period: Period, owner: Mapping[str, str]
 ) -> dict[str, dict[str, dict[int, int]]]:
-    """Micro-units by currency, team (empty: nobody is known) and day of what `owner` (levels; none: all) held.
+    """Sum micro-units by currency, team (empty: unattributed) and day of what `owner` (levels; none: all) held.
 
     Corrections are left out.
     """
@@ -61,7 +61,7 @@ def daily_by_team(
 
 
 def corrected(connection: Connection, period: Period) -> list[tuple[str, int, int]]:
-    """Corrections of closed months that are booked in the period: currency, how many lines, micro-units in sum."""
+    """Sum corrections of closed months booked in the period: currency, number of lines, micro-units."""
     rows = connection.execute(
         "SELECT currency, count(*), sum(cost_micro) FROM correction WHERE booked_day_ms >= %s AND booked_day_ms < %s "
         "AND currency IS NOT NULL GROUP BY 1 ORDER BY 1",
@@ -71,7 +71,7 @@ def corrected(connection: Connection, period: Period) -> list[tuple[str, int, in
 
 
 def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
-    """The fleet as it is now; a node is silent when it was last heard of before that instant."""
+    """Read the fleet; a node is silent when it was last seen before that instant."""
     there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.out_ms IS NULL"""
     healths = connection.execute(
@@ -100,7 +100,7 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
 
 
 def nodes(connection: Connection) -> list[Node]:
-    """The nodes that were heard of least lately, at most MOST_NODES."""
+    """List the nodes that need attention first, at most MAX_NODES."""
     rows = connection.execute(
         """
         SELECT n.name, (extract(epoch FROM n.last_seen_at) * 1000)::bigint, n.status, n.status_detail,
@@ -114,6 +114,6 @@ def nodes(connection: Connection) -> list[Node]:
 
 
 def has_prices(connection: Connection) -> bool:
-    """Whether the price book says anything."""
+    """Whether the price book has a price in force."""
     row = connection.execute("SELECT EXISTS (SELECT FROM price WHERE superseded_at IS NULL)").fetchone()
     return bool(row and row[0])

@@ -1,4 +1,4 @@
-"""What the ledger measured of past runs: read to lay beside a plan."""
+"""Measurements of past runs in the ledger, to compare with a plan."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpuledger_collector.storage.locks import Connection
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A workload that held GPUs. Activities are means over the minutes of its last day, of whole hours in which it
-    alone held an accelerator: a run of weeks on many GPUs has too many minutes to read for a plan.
+    """A workload that held GPUs. Activities are means over the minutes of its last day, of whole hours in which it was
+    alone on an accelerator: a long run on many GPUs has too many minutes to read.
 
     None: not measured, or for `cost_micro` unpriced or in several currencies. `accelerators`: distinct ones it held.
     """
@@ -33,7 +33,7 @@ class PastRun:
 
 
 def models_like(connection: Connection, wanted: str, period: Period) -> list[str]:
-    """Models that were charged for in the period whose names have every word of `wanted`."""
+    """List models charged in the period whose names contain every word of `wanted`."""
     rows = connection.execute(
         "SELECT DISTINCT gpu_model FROM charge WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
     )
@@ -43,7 +43,7 @@ def models_like(connection: Connection, wanted: str, period: Period) -> list[str
 def similar(
     connection: Connection, models: Sequence[str], accelerators: tuple[int, int], period: Period, most: int
 ) -> list[PastRun]:
-    """Workloads that held so many (from, to, both included) accelerators of these models, most GPU-hours first."""
+    """List workloads that held a number (from, to, inclusive) of accelerators of these models, most GPU-hours first."""
     rows = connection.execute(
         f"""
         WITH run AS (

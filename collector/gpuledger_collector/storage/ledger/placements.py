@@ -1,8 +1,8 @@
-"""The inventory time line in Postgres: `capacity` follows from usage intervals and stated rows (accounting.placement).
+"""The inventory time line in Postgres: `capacity`, derived from usage intervals and inventory (accounting.placement).
 
-A board is placed again from two days before the evidence that is new: no decision looks further ahead than a day behind
-the end of an interval, and an interval lasts a day at most. Time whose evidence retention has removed keeps its rows.
-What changes is marked to be folded and rated again.
+A board is placed again from two days before the new evidence: a decision depends on at most a day behind the end of an
+interval, and an interval lasts at most a day. Time whose evidence has expired keeps its rows. Changed hours and days
+are requested for folding and rating.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpuledger_collector.storage.locks import Connection
 
 _LONGEST_MS = DAY_MS
 _OF_BEFORE = b"\0"
-"""The digest of what was known of an accelerator when facts were given dates (revision 0023)."""
+"""The digest of attributes that were not reported by a batch."""
 _ROW = """c.accelerator_id, c.node_id, c.pool, c.gpu_model, c.gpu_micro, c.in_ms, c.out_ms, c.source,
     coalesce(c.accelerator_attributes_id, 0), coalesce(nullif(t.pool, ''), c.pool), t.model"""
 
@@ -57,10 +57,10 @@ def settle(
     since_ms: int,
     on_node_claim: Callable[[PlacementClaim], None] = lambda _: None,
 ) -> dict[int, Placement]:
-    """Bring the capacity of the boards of these accelerators in line with the evidence from an instant on.
+    """Place the boards of these accelerators again by the evidence from an instant on.
 
-    Returns the newest row of each accelerator of these boards that has one. Writes nothing that is there already.
-    `on_node_claim` is told of each device that a second node claims.
+    Returns the latest row of each accelerator of these boards that has one; unchanged rows are not written.
+    `on_node_claim` is called for each device that a second node claims.
     """
     parts = _parts(connection, sorted(set(accelerators)))
     wanted_ms = max(0, since_ms - RETURN_MS - _LONGEST_MS)
@@ -111,13 +111,13 @@ def settle(
 
 
 def _complete_since(connection: Connection) -> int:
-    """Where evidence begins of which retention has removed nothing that a decision looks back at."""
+    """Return from when on all evidence that a decision depends on still exists."""
     row = connection.execute("SELECT max(day_ms) FROM expired_day").fetchone()
     return 0 if row is None or row[0] is None else int(row[0]) + DAY_MS + RETURN_MS + _LONGEST_MS
 
 
 def settle_pools(connection: Connection, pools: Sequence[str], since_ms: int) -> None:
-    """Settle the boards of all accelerators that were ever reported in one of these pools."""
+    """Place the boards of all accelerators that were ever reported in one of these pools."""
     rows = connection.execute(
         "SELECT DISTINCT accelerator_id FROM accelerator_attributes WHERE pool = ANY(%s)", (list(pools),)
     ).fetchall()
@@ -126,7 +126,7 @@ def settle_pools(connection: Connection, pools: Sequence[str], since_ms: int) ->
 
 
 def _parts(connection: Connection, accelerators: Sequence[int]) -> _Parts:
-    """All accelerators of the boards of these, locked in the order of their names, as those who write them do."""
+    """Lock and read all accelerators of the boards of these, in the order of their UUIDs, as ingest does."""
     rows = connection.execute(
         "SELECT a.id, a.uuid, a.device_uuid, coalesce(t.model, ''), coalesce(t.mig_instance, ''), "
         "coalesce(t.gpu_micro, %s), coalesce(t.pool, '') FROM accelerator a "
@@ -145,9 +145,9 @@ def _parts(connection: Connection, accelerators: Sequence[int]) -> _Parts:
 def _sightings(
     connection: Connection, parts: _Parts, from_ms: int, known: Mapping[int, Sequence[Placement]]
 ) -> dict[str, list[Sighting]]:
-    """The intervals in which these accelerators were seen, by board. The bound stands in the text, for the plan.
+    """Read the intervals in which these accelerators were seen, by board; bounds are literals for partition pruning.
 
-    Evidence from before dated facts says what the rows that it made say.
+    Intervals without attributes take them from the rows derived from them.
     """
     rows = connection.execute(
         f"""
@@ -174,7 +174,7 @@ def _sightings(
 
 
 def _said_before(rows: Sequence[Placement], at_ms: int) -> Attributes | None:
-    """What a row without attributes, made from evidence, has of an accelerator at an instant."""
+    """Return the attributes of an accelerator at an instant, for intervals without attributes of their own."""
     row = next((row for row in rows if row.holds(at_ms) and row.source == SEEN and not row.attributes_id), None)
     return None if row is None else Attributes(row.model, "", row.gpu_micro, row.pool)
 
@@ -192,7 +192,7 @@ def _stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]
 
 
 def _known(connection: Connection, accelerators: Sequence[int]) -> dict[int, list[Placement]]:
-    """The rows of `capacity`, by accelerator and time."""
+    """Read the rows of `capacity`, by accelerator and time."""
     rows = connection.execute(
         f"SELECT {_ROW} FROM capacity c LEFT JOIN accelerator_attributes t ON t.id = c.accelerator_attributes_id "
         "WHERE c.accelerator_id = ANY(%s) ORDER BY c.accelerator_id, c.in_ms, c.id",
@@ -205,7 +205,7 @@ def _known(connection: Connection, accelerators: Sequence[int]) -> dict[int, lis
 
 
 def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -> dict[str, list[Period]]:
-    """UTC days, joined, on which usage is imported for these pools."""
+    """List UTC days, joined, on which usage is imported for these pools."""
     if not pools:
         return {}
     rows = connection.execute(
@@ -226,7 +226,7 @@ def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -
 
 
 def _write(connection: Connection, number: int, old: Sequence[Placement], new: Sequence[Placement]) -> None:
-    """The rows of an accelerator become these; where they rate another way, usage and days are marked."""
+    """Replace the rows of an accelerator; where rating changes, request its hours and days."""
     gone, added = [row for row in old if row not in new], [row for row in new if row not in old]
     if not gone and not added:
         return
@@ -255,9 +255,9 @@ def _write(connection: Connection, number: int, old: Sequence[Placement], new: S
 
 
 def _mark(connection: Connection, number: int, changed: Period) -> None:
-    """Mark the hours with evidence of the accelerator, and the days that were rated, in this time.
+    """Request the hours with evidence of the accelerator in this time, and the rated days.
 
-    Hours that it only touches are marked as well: usage in them is cut where the accelerator moves.
+    Hours that it only touches are included: usage in them is cut where the accelerator moves.
     """
     changed = Period(changed.start_ms - changed.start_ms % HOUR_MS, changed.end_ms + -changed.end_ms % HOUR_MS)
     connection.execute(

@@ -32,7 +32,9 @@ def request_recompute(connection: Connection, days_ms: Iterable[int]) -> None:
 
 
 def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequence[int]:
-    """Days with a mark, or with capacity, a commitment or imported usage and no proof up to their end or now."""
+    """List days that were requested, and days with capacity, a commitment or imported usage that lack a check up to
+    their end (or now).
+    """
     calendar = zones.calendar(connection)
     first = connection.execute(
         "SELECT min(at) FROM (SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms) "
@@ -67,7 +69,7 @@ def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequenc
 
 
 def _align_requests(connection: Connection, calendar: Calendar) -> None:
-    """What marks UTC days (imports, prices, rules) marks the days of the bill that they touch."""
+    """Turn requests for UTC days (imports, prices, rules) into requests for the days of the bill that they touch."""
     marks = [int(row[0]) for row in connection.execute("SELECT DISTINCT day_ms FROM day_recompute")]
     known = set(marks)
     missing: set[int] = set()
@@ -86,7 +88,7 @@ def _align_requests(connection: Connection, calendar: Calendar) -> None:
 
 
 def replace_day(connection: Connection, day_ms: int, rated: RatedDay, now_ms: int) -> None:
-    """The day's charges, ledger lines and proof become these; the marks of the day that were seen are removed."""
+    """Replace the charges, ledger lines and check of a day, and remove the requests for it that this snapshot shows."""
     for table in ("charge", "ledger_day", "conservation_check", "day_recompute"):
         connection.execute(f"DELETE FROM {table} WHERE day_ms = %s", (day_ms,))
     owners = _owner_ids(connection, {charge.owner for charge in rated.charges if charge.owner is not None})
@@ -102,7 +104,7 @@ def replace_day(connection: Connection, day_ms: int, rated: RatedDay, now_ms: in
 def correct_day(
     connection: Connection, rated: RatedDay, lines: Sequence[Charge], booked_day_ms: int, now_ms: int
 ) -> None:
-    """Book these corrections of a closed day, keep the new proof beside the sealed one, and drop its marks."""
+    """Book corrections of a closed day, store the new check next to the sealed one, and remove its requests."""
     day_ms = rated.check.day_ms
     owners = _owner_ids(connection, {charge.owner for charge in lines if charge.owner is not None})
     columns = f"booked_day_ms, recorded_ms, {_CHARGE_COLUMNS}"
@@ -137,7 +139,7 @@ def _levels(owner: OwnerPath) -> tuple[str, ...]:
 
 
 def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
-    """A charge in the order of _CHARGE_COLUMNS."""
+    """Return a charge in the order of _CHARGE_COLUMNS."""
     return (
         charge.day_ms,
         charge.start_ms,
@@ -154,7 +156,7 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
 
 
 def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
-    """A line of the ledger of days in the order of _LINE_COLUMNS."""
+    """Return a ledger line in the order of _LINE_COLUMNS."""
     owner_id = None if line.owner is None else owners[line.owner]
     return (line.day_ms, owner_id, line.state, line.pool, line.gpu_model, line.currency, *line.amounts.values())
 

@@ -1,4 +1,4 @@
-"""What reports read of the ledger: charges added up, single charges with their names, proofs."""
+"""What reports read of the ledger: summed charges, single charges with their names, conservation checks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MONTH_OR_DAYS = f"""
         UNION ALL SELECT {_DAY_COLUMNS}, {{amends}} FROM correction
         WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
     ) l GROUP BY {{own}}, l.correction_of"""
-"""Lines by `own` of the ledger of months where it has the whole period, else of that of days; and the corrections."""
+"""Lines by `own`: of the ledger of months if it has the period, else of that of days; and corrections."""
 _CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
@@ -61,19 +61,18 @@ _CHARGE_DIMENSIONS = {
 
 _AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms),
     to_char(to_timestamp(day_ms / 1000.0) AT TIME ZONE 'UTC', 'YYYY-MM'))"""
-"""The closed month that a correction amends."""
+"""SQL: the closed month that a correction amends."""
 
 
 def charged_lines(
     connection: Connection, period: Period, by: Sequence[str], *, apart: bool = False
 ) -> list[ChargedLine]:
-    """What the period bills, by these dimensions, state and currency: its days and the corrections booked in it.
+    """Sum what the period bills by these dimensions, state and currency: its days and the corrections booked in it.
 
-    `apart` keeps corrections in lines of their own, by the closed month that they amend.
+    `apart` keeps corrections in separate lines, by the closed month that they amend.
 
-    Reads the ledger of a month that is over and added up (storage.months), else that of days; charges only where a
-    dimension (workload, node) is no part of them. Days are added up by number of owner first: by name it takes twice
-    as long.
+    Reads the ledger of the month when it is complete, else that of days; single charges only for dimensions that those
+    lack (workload, node). Days are grouped by owner id first, which is twice as fast as by name.
     """
     amends = _AMENDS if apart else "''"
     daily = all(name in _DAY_DIMENSIONS for name in by)
@@ -102,7 +101,7 @@ def charged_lines(
 
 
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
-    """The corrections of the period's days, wherever they are booked, added up by a level of the owner tree."""
+    """Sum the corrections of the period's days, wherever they are booked, by a level of the owner tree."""
     rows = connection.execute(
         f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {_AMENDS}, "
         f"{', '.join(sum_of(name) for name in SUMMED)} FROM correction l LEFT JOIN owner o ON o.id = l.owner_id "
@@ -152,17 +151,17 @@ _CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
 
 
 def charges(connection: Connection, period: Period) -> Iterator[ExportedCharge]:
-    """What the period bills, with the names that an export writes, in a fixed order: charges, then corrections.
+    """Read what the period bills in a fixed order, with the names that an export writes: charges, then corrections.
 
     A correction belongs to the period in which it is booked, whatever day it amends. Names and tags of a closed period
-    are those that stood when it was closed.
+    are those at its close.
     """
     lines = f"{_LINES} day_ms >= %s AND day_ms < %s UNION ALL {_CORRECTIONS} booked_day_ms >= %s AND booked_day_ms < %s"
     yield from _read(connection, lines, (period.start_ms, period.end_ms) * 2)
 
 
 def billed(connection: Connection, day_ms: int) -> Iterator[ExportedCharge]:
-    """What a day has been charged so far, wherever it is booked: its lines and every correction of it."""
+    """Read what a day has been charged so far: its lines and every correction of it, wherever booked."""
     yield from _read(connection, f"{_LINES} day_ms = %s UNION ALL {_CORRECTIONS} day_ms = %s", (day_ms, day_ms))
 
 
@@ -173,9 +172,9 @@ def billed_of(
     accelerator_id: int | None,
     workload_id: int | None,
 ) -> Iterator[ExportedCharge]:
-    """What an owner (level -> value, and below it) is charged for the period's days, wherever it is booked.
+    """Read what an owner (level -> value) and those below are charged for the period's days, wherever booked.
 
-    The accelerator and the workload narrow it down where they are given.
+    The accelerator and the workload restrict it when given.
     """
     named = " AND ".join(f"{LEVEL_COLUMNS[level]} = %s" for level in owner)
     rows = connection.execute(f"SELECT o.id FROM owner o WHERE {named}", list(owner.values()))
@@ -209,7 +208,7 @@ CHECK_COLUMNS = tuple(field.name for field in fields(ConservationCheck))
 
 
 def conservation_checks(connection: Connection, period: Period) -> list[ConservationCheck]:
-    """The checks of the period's days, by day; of a closed day that was corrected the check with its corrections."""
+    """Read the checks of the period's days, by day; for a corrected day the check that includes its corrections."""
     columns = ", ".join(CHECK_COLUMNS)
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
@@ -225,12 +224,12 @@ def conservation_checks(connection: Connection, period: Period) -> list[Conserva
 
 
 def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
-    """Every rated day (its start) and when it was rated last, corrections of a closed one left out."""
+    """List rated days (their start) and when they were last rated, without corrections of closed days."""
     return connection.execute("SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms").fetchall()
 
 
 def charged_states(connection: Connection, period: Period) -> list[ChargedState]:
-    """The charges of the period's days with all their corrections, added up by day, state and currency."""
+    """Sum the charges of the period's days with all corrections, by day, state and currency."""
     columns = (
         "day_ms, state, accelerator_id IS NULL AND state <> 'commitment_unused' AS imported, currency, gpu_ns, "
         "cost_micro"
@@ -248,7 +247,7 @@ def charged_states(connection: Connection, period: Period) -> list[ChargedState]
 
 
 def held_by(connection: Connection, period: Period) -> list[HeldUsage]:
-    """What each workload held, by day, place and currency."""
+    """Sum what each workload held, by day, place and currency."""
     rows = connection.execute(
         "SELECT day_ms, workload_id, pool, node, currency, sum(gpu_ns)::bigint, sum(cost_micro)::bigint FROM charge "
         "WHERE day_ms >= %s AND day_ms < %s AND workload_id IS NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5",
@@ -258,7 +257,7 @@ def held_by(connection: Connection, period: Period) -> list[HeldUsage]:
 
 
 def has_capacity(connection: Connection, period: Period) -> bool:
-    """Whether any accelerator is known to have been there in the period."""
+    """Whether any accelerator was available in the period."""
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms > %s))",
         (period.end_ms, period.start_ms),
@@ -267,7 +266,7 @@ def has_capacity(connection: Connection, period: Period) -> bool:
 
 
 def displaced_imports(connection: Connection, period: Period) -> list[tuple[str, int]]:
-    """Pools whose imported usage overlaps observed accelerators, with how many workloads: left out of rating there."""
+    """List pools whose imported usage overlaps observed accelerators, with the number of workloads."""
     rows = connection.execute(
         """
         SELECT u.pool, count(DISTINCT u.workload_id) FROM imported_usage u JOIN capacity c ON c.pool = u.pool

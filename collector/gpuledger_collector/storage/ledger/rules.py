@@ -1,4 +1,4 @@
-"""Attribution rules in Postgres: dated, ordered, superseded rather than edited."""
+"""Attribution rules in Postgres: dated, ordered, superseded and never edited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuledger_collector.storage.locks import Connection
 
 
 def current(connection: Connection) -> list[Rule]:
-    """The rules in force, by position."""
+    """Read the rules in force, by position."""
     rows = connection.execute(
         "SELECT id, name, position, match, assign, effective_from_ms, effective_to_ms FROM attribution_rule "
         "WHERE superseded_at IS NULL ORDER BY position, id"
@@ -23,7 +23,7 @@ def current(connection: Connection) -> list[Rule]:
 
 
 def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> ImportOutcome:
-    """The rules in force become these; those that say the same stay as they are. Marks every rated day."""
+    """Replace the rules in force; rules of the same content stay. Requests every rated day."""
     known = {_content(rule): rule for rule in current(connection)}
     wanted = {_content(rule): rule for rule in rules}
     gone = [rule.id for content, rule in known.items() if content not in wanted]

@@ -1,4 +1,4 @@
-"""What runs held, cost and produced, read for lists and reports."""
+"""What runs held, cost and produced, for lists and reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunRow:
 
     @property
     def called(self) -> str:
-        """What people call it."""
+        """The display name."""
         return self.name or self.external_id
 
 
@@ -54,9 +54,9 @@ def listed(
     name: str | None = None,
     ids: Sequence[int] | None = None,
 ) -> list[RunRow]:
-    """Workloads that were charged for days of the period, corrections of those days included.
+    """List workloads that were charged for days of the period, including corrections of those days.
 
-    `owner`: levels that the bearer of its charges must have; `name`, `ids`: only workloads of this name, or these.
+    `owner`: levels of the owner who pays; `name`, `ids`: only workloads of this name, or these.
     """
     conditions = "".join(f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner)
     if name is not None:
@@ -87,12 +87,12 @@ def listed(
 
 
 def rows_of(connection: Connection, ids: Sequence[int], period: Period) -> list[RunRow]:
-    """These workloads over a period, priced rows first."""
+    """Read these workloads over a period, priced rows first."""
     return sorted(listed(connection, period, {}, ids=ids), key=lambda row: row.currency is None)
 
 
 def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
-    """How these workloads ended, as far as an imported record of their scheduler says it."""
+    """Read how these workloads ended, where an imported record of the scheduler says so."""
     rows = connection.execute(
         "SELECT DISTINCT ON (workload_id) workload_id, state FROM imported_usage WHERE workload_id = ANY(%s) "
         "AND state <> '' ORDER BY workload_id, start_ms DESC",
@@ -102,7 +102,7 @@ def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
 
 
 def counted(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, list[CountedHour]]:
-    """What these workloads counted, by endpoint and hour of the period."""
+    """Read what these workloads counted, by endpoint and hour of the period."""
     hours: dict[int, list[CountedHour]] = {}
     for workload_id, *row in connection.execute(
         "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint, max(h.covered_ms), "
@@ -115,7 +115,7 @@ def counted(connection: Connection, ids: Sequence[int], period: Period) -> dict[
 
 
 def held_hours(connection: Connection, workload_id: int, cards: Sequence[int], period: Period) -> list[HeldHour]:
-    """What a workload had of these accelerators, rating interval by rating interval."""
+    """Read what a workload held of these accelerators, by rating interval."""
     rows = connection.execute(
         "SELECT u.accelerator_id, u.hour_ms, u.held_ms, u.busy_ms, u.idle_ms, u.unknown_ms, EXISTS (SELECT FROM "
         "usage_hour other WHERE other.accelerator_id = u.accelerator_id AND other.hour_ms = u.hour_ms "
@@ -128,7 +128,7 @@ def held_hours(connection: Connection, workload_id: int, cards: Sequence[int], p
 
 
 def named_cards(connection: Connection, cards: Sequence[int]) -> dict[int, tuple[str, str, int | None]]:
-    """UUID, model and memory of accelerators."""
+    """Read UUID, model and memory of accelerators."""
     rows = connection.execute(
         "SELECT id, uuid, model, memory_bytes FROM accelerator WHERE id = ANY(%s)", (list(cards),)
     )
@@ -159,7 +159,7 @@ cap and power brake (nvml.h, nvmlClocksEventReason*)."""
 
 
 def minutes(connection: Connection, spans: Sequence[tuple[int, int, int]]) -> dict[int, dict[int, dict[str, float]]]:
-    """Readings by accelerator and minute over spans (accelerator, start, end): only what was read is there."""
+    """Read readings by accelerator and minute over spans (accelerator, start, end); missing readings are absent."""
     sums: dict[int, dict[int, dict[str, float]]] = {}
     if not spans:
         return sums
@@ -186,7 +186,7 @@ def minutes(connection: Connection, spans: Sequence[tuple[int, int, int]]) -> di
 
 
 def whole_hours(held: Sequence[HeldHour], most: int) -> list[tuple[int, int, int]]:
-    """Spans (accelerator, start, end) of the last `most` hours that the workload had an accelerator to itself."""
+    """Return the spans (accelerator, start, end) of the last `most` hours in which the workload was alone."""
     alone = [minute for minute in held if minute.held_ms == HOUR_MS and not minute.shared]
     newest = sorted({minute.at_ms for minute in alone})[-most:]
     return [

@@ -1,4 +1,4 @@
-"""The billing zone in Postgres: in which zone days and months of the bill begin, and from when on."""
+"""The billing zone in Postgres: the time zone in which days and months of the bill begin, and since when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuledger_collector.storage.locks import Connection, Lock
 
 
 def calendar(connection: Connection) -> Calendar:
-    """The days of the bill; those of UTC while no zone is declared."""
+    """Read the calendar of the bill; UTC while no zone is declared."""
     rows = connection.execute("SELECT zone, from_ms FROM billing_zone WHERE superseded_at IS NULL ORDER BY from_ms")
     calendar = UTC_DAYS
     for name, from_ms in rows:
@@ -23,19 +23,19 @@ def calendar(connection: Connection) -> Calendar:
 
 
 def in_zone(connection: Connection, nominal: Period) -> Period:
-    """The days that a period of UTC days names, as they are in the billing zone."""
+    """Return the days that a period of UTC days names, in the billing zone."""
     return calendar(connection).named(nominal)
 
 
 def _then(before: Calendar, name: str, from_ms: int) -> Calendar:
-    """A zone after those before it; the first of all holds always."""
+    """Append a zone to the calendar; the first one applies from the beginning."""
     if from_ms <= 0:
         return Calendar((Zone(name, zone_of(name)),))
     return Calendar((*before.zones, Zone(name, zone_of(name), from_ms, before.date_of(from_ms))))
 
 
 def zone_of(name: str) -> dt.tzinfo:
-    """The zone of an IANA name. Raises ValueError with a sentence."""
+    """Return the zone of an IANA name. Raises ValueError with a sentence."""
     if name == "UTC":
         return dt.UTC
     try:
@@ -50,9 +50,9 @@ def current(connection: Connection) -> str:
 
 
 def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcome:
-    """The billing zone becomes this one, from the end of the last closed month on; open days are made again.
+    """Set the billing zone from the end of the last closed month on, and rate open days again.
 
-    Closed months keep their bounds. Call it in one transaction: it is alone in writing the ledger until the commit.
+    Closed months keep their bounds. Call it in one transaction: it holds the ledger lock until the commit.
     """
     locks.take(connection, Lock.LEDGER)
     before = calendar(connection)
@@ -75,9 +75,9 @@ def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcom
 
 
 def _make_again(connection: Connection, days: Calendar, from_ms: int) -> int:
-    """Take open days off the ledger and mark their UTC days, and the hours that a midnight cuts, now or before.
+    """Remove open days from the ledger and request their UTC days, and the hours cut by a midnight, before or after.
 
-    Corrections that are booked in open days stay, on the day that now holds their instant.
+    Corrections booked in open days stay, on the day that now contains their instant.
     """
     hours = connection.execute(
         "SELECT DISTINCT hour_ms - hour_ms %% %s FROM usage_hour WHERE hour_ms >= %s AND hour_ms %% %s <> 0",
