@@ -124,16 +124,16 @@ def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str
 BOARD = Board(
     "gpuledger-chargeback",
     "GPU Ledger / Chargeback ledger",
-    "The bill, cell by cell as the CSV of `gpuledger chargeback` has it. Choose whole days, which are the billing "
+    "The bill with the cells of the CSV of `gpuledger chargeback`. Choose whole days, which are the billing "
     "zone's. Shares of common costs are not in it.",
     (datasource(), currency()),
     (
         (
-            "Does it add up",
+            "Reconciliation",
             (
                 stat(
                     "Charged ($currency)",
-                    "The sum of all charges of the range's days, and of time that nobody held.",
+                    "All charges in the range, including time that nobody held.",
                     f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l "
                     f"WHERE {DAYS} AND l.currency = ${{currency:sqlstring}}",
                     MONEY,
@@ -142,7 +142,7 @@ BOARD = Board(
                 ),
                 stat(
                     "Capacity times rate ($currency)",
-                    "What the inventory costs by the price book, from the proofs.",
+                    "The cost of the inventory by the price book, from the conservation checks.",
                     "SELECT sum((l.capacity_cost ->> ${currency:sqlstring})::numeric) / "
                     f"{MICRO} AS cost "
                     f"FROM conservation_check l WHERE {DAYS}",
@@ -152,7 +152,7 @@ BOARD = Board(
                 ),
                 stat(
                     "Difference ($currency)",
-                    "Charges of proved days less capacity times rate: 0 to the micro-unit, or the bill is wrong.",
+                    "Charges of checked days minus capacity times rate: anything but 0 means that the bill is wrong.",
                     "SELECT sum(coalesce((l.charged_cost ->> ${currency:sqlstring})::numeric, 0) "
                     "- coalesce((l.capacity_cost ->> ${currency:sqlstring})::numeric, 0)) / "
                     f"{MICRO} AS difference "
@@ -163,8 +163,8 @@ BOARD = Board(
                     steps=((None, VERMILION), (0, GREEN), (0.000001, VERMILION)),
                 ),
                 stat(
-                    "Days that do not hold",
-                    "Days whose proof of conservation fails.",
+                    "Days that fail",
+                    "Days whose conservation check fails.",
                     f"SELECT count(*) FILTER (WHERE NOT l.holds) AS days FROM conservation_check l WHERE {DAYS}",
                     "none",
                     width=6,
@@ -192,11 +192,11 @@ BOARD = Board(
             ),
         ),
         (
-            "The proof",
+            "Conservation",
             (
                 table(
                     "Day by day",
-                    "Where every GPU-hour of capacity went. until says how far the day is rated.",
+                    "Where every GPU-hour of capacity went. `until` is how far the day is rated.",
                     f"""
                   SELECT {drawn(date("l.day_ms"))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,

@@ -68,11 +68,11 @@ BOARD = Board(
     (datasource(), pool(), model()),
     (
         (
-            "Now and the range",
+            "Now and in the range",
             (
                 stat(
                     "Held now",
-                    "Accelerators that a workload holds, by the newest samples; all pools.",
+                    "Accelerators held by a workload, by the latest samples; all pools.",
                     "SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held'",
                     COUNT,
                     width=6,
@@ -98,7 +98,7 @@ BOARD = Board(
                 ),
                 stat(
                     "Headroom on the busiest day",
-                    "Part of the capacity that nobody held then.",
+                    "Share of the capacity that nobody held on that day.",
                     f"SELECT 1 - max(part) AS part FROM (SELECT {HELD_NS} / nullif(sum(l.gpu_ns), 0) AS part "
                     f"FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
                     RATIO,
@@ -110,11 +110,11 @@ BOARD = Board(
             ),
         ),
         (
-            "Day by day, and ahead",
+            "History and baseline",
             (
                 series(
                     "Demand, capacity and baseline",
-                    "GPUs held and GPUs there (daily means), and for the coming days "
+                    "GPUs held and present (daily means), and for the coming days "
                     "the same weekday of the last four weeks: mean, lowest and highest.",
                     f"""
                    {WEEKS}
@@ -138,7 +138,7 @@ BOARD = Board(
                 ),
                 series(
                     "Held and unallocated, hour by hour",
-                    "GPUs by what they did in each hour. For ranges up to four "
+                    "GPUs by their state in each hour. For ranges up to four "
                     "days; longer ones may be empty here, and stand above by day.",
                     f"""
                    SELECT to_timestamp(u.hour_ms / 1000) AS "time", s.name AS metric,
@@ -174,12 +174,12 @@ BOARD = Board(
             ),
         ),
         (
-            "Forecasts and what came",
+            "Forecasts and actual demand",
             (
                 series(
-                    "Forecast and what came",
-                    "Hour by hour: GPUs held, and low, middle and high of the forecast that "
-                    "was kept at the midnight before. Four hours of five should lie inside.",
+                    "Forecast and actual demand",
+                    "Hour by hour: GPUs held, and low, likely and high of the forecast that "
+                    "was stored at the midnight before. 80 % of the hours should lie inside.",
                     f"""
                    SELECT * FROM (
                        SELECT to_timestamp((b.origin_ms + h.place * b.step_ms) / 1000) AS "time",
@@ -192,7 +192,7 @@ BOARD = Board(
                            AND b.origin_ms >= {FROM_MS} - b.horizon_ms AND b.origin_ms < {TO_MS}
                            AND q.quantile::float8 IN (0.1, 0.5, 0.9)
                        UNION ALL
-                       SELECT to_timestamp(l.at_ms / 3600000 * 3600), l.pool || ', came', sum(l.gpu_ns) / 3.6e12
+                       SELECT to_timestamp(l.at_ms / 3600000 * 3600), l.pool || ', actual', sum(l.gpu_ns) / 3.6e12
                        FROM owner_5min l WHERE {between("l.at_ms")} AND l.state = 'held' AND {POOLS} AND {MODELS}
                        GROUP BY 1, 2) hours
                    ORDER BY 1, 2
@@ -204,8 +204,8 @@ BOARD = Board(
                     decimals=1,
                 ),
                 table(
-                    "How good the forecasts were",
-                    "Over the hours of the range that are known: the part inside the "
+                    "Forecast accuracy",
+                    "Over the known hours of the range: the share inside the "
                     "band, and how much smaller the loss was than that of the naive forecast.",
                     f"""
                   SELECT b.series AS pool, count(*) AS forecasts, sum(b.known) AS hours,
@@ -227,8 +227,8 @@ BOARD = Board(
                     ),
                 ),
                 series(
-                    "GPUs that wait",
-                    "Asked for in the queue of each scheduler and not held yet; all pools. May be "
+                    "GPUs requested in queues",
+                    "Requested in the queue of each scheduler and not held yet; all pools. May be "
                     "empty where no queue is read.",
                     f"""
                    SELECT $__unixEpochGroupAlias(l.at_ms / 1000, $__interval), l.source AS metric,
@@ -245,8 +245,8 @@ BOARD = Board(
             "Capacity",
             (
                 series(
-                    "Decided and wanted",
-                    "GPUs that each pool was to hold by its decisions, what the best reactive "
+                    "Decisions and demand",
+                    "GPUs that each pool should hold by its decisions, what the best reactive "
                     "setting asked for, and the demand that they were made from.",
                     f"""
                    SELECT $__unixEpochGroupAlias(d.made_ms / 1000, $__interval), d.pool || ', ' || s.name AS metric,
@@ -260,9 +260,9 @@ BOARD = Board(
                     decimals=1,
                 ),
                 table(
-                    "What came of the decisions",
-                    "Had each been followed: GPU-hours of wait (demand above what was "
-                    "decided) and waste (the other way round), beside the best reactive setting; waste in money.",
+                    "Outcome of the decisions",
+                    "If each was followed: GPU-hours of wait (demand above what was "
+                    "decided) and waste (the opposite), compared with the best reactive setting; waste in money.",
                     f"""
                   SELECT d.pool, count(*) AS decisions, sum(o.wait_gpu_s) / 3600 AS wait,
                       sum(o.reactive_wait_gpu_s) / 3600 AS "reactive wait", sum(o.waste_gpu_s) / 3600 AS waste,
@@ -276,6 +276,21 @@ BOARD = Board(
                     decimals=1,
                     overrides=(column("decisions", decimals=0), column("waste cost", decimals=2)),
                 ),
+                table(
+                    "Latest decisions",
+                    "The most recent decisions of each pool in the range, with their reasons.",
+                    f"""
+                  SELECT to_timestamp(d.made_ms / 1000) AS "time", d.pool, d.demand_gpus AS demand,
+                      d.reactive_gpus AS reactive, d.desired_gpus AS decided, o.wait_gpu_s / 3600 AS wait,
+                      o.waste_gpu_s / 3600 AS waste, d.reason
+                  FROM scaling_decision d LEFT JOIN scaling_outcome o ON o.decision_id = d.id
+                  WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} ORDER BY d.made_ms DESC, d.id DESC
+                  LIMIT 100
+                  """,
+                    COUNT,
+                    width=24,
+                    decimals=1,
+                ),
             ),
         ),
         (
@@ -283,7 +298,7 @@ BOARD = Board(
             (
                 table(
                     "Pools over the range",
-                    "Where GPUs are short and where they lie idle: daily means of full days.",
+                    "Where GPUs are scarce and where they are idle: daily means of full days.",
                     f"""
                   SELECT pool, model, avg(held) AS "mean demand", max(held) AS "busiest day", avg(there) AS capacity,
                       1 - max(held) / nullif(max(there), 0) AS headroom
@@ -306,7 +321,7 @@ BOARD = Board(
                 ),
                 table(
                     "The coming days",
-                    "The baseline in numbers, with how many weeks it is made of.",
+                    "The baseline in numbers, with the number of weeks that it averages.",
                     f"""
                   {WEEKS}
                   SELECT {drawn("day")} AS day, mean AS "baseline", low, high, weeks FROM repeated

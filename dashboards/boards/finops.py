@@ -50,7 +50,7 @@ TO_TEAM = (link("Showback of this team", "gpuledger-team", "var-team=${__data.fi
 NUMBERS = (
     stat(
         "Spend ($currency)",
-        "Capacity times rate over the days of the range: held or not, it is paid for.",
+        "Capacity times rate over the range, held or not.",
         f"SELECT sum(l.cost_micro) / {MICRO} AS spend FROM {LEDGER} l WHERE {CHOSEN}",
         MONEY,
         decimals=2,
@@ -63,7 +63,7 @@ NUMBERS = (
         decimals=2,
     ),
     stat(
-        "Waste, part of spend",
+        "Waste, share of spend",
         "Idle, unallocated, unavailable, unobserved and stranded cost over all cost.",
         f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM {LEDGER} l WHERE {CHOSEN}",
         RATIO,
@@ -72,7 +72,7 @@ NUMBERS = (
         limits=(0, 1),
     ),
     stat(
-        "Held, part of capacity",
+        "Held, share of capacity",
         "GPU-hours held by a workload over all GPU-hours.",
         "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
@@ -83,7 +83,7 @@ NUMBERS = (
     ),
     stat(
         "Cost of a busy GPU-hour ($currency)",
-        "All cost over the hours in which GPUs did work: the true unit cost.",
+        "All cost divided by busy hours: the true unit cost.",
         f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
         MONEY,
@@ -91,7 +91,7 @@ NUMBERS = (
     ),
     stat(
         "GPU-hours without a price",
-        "Usage that no rate covers: it is missing in every amount here.",
+        "Usage without a rate: it is missing from every amount here.",
         f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
         f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS} AND {OWN}",
         HOURS,
@@ -174,7 +174,7 @@ ANOMALIES = f"""
 BOARD = Board(
     "gpuledger-finops",
     "GPU Ledger / Executive FinOps",
-    "Spend, waste, unit cost and the month's end, from the daily ledger.",
+    "Spend, waste, unit cost and the month's projection, from the daily ledger.",
     (datasource(), currency(), pool(), model()),
     (
         ("The range", NUMBERS),
@@ -182,7 +182,7 @@ BOARD = Board(
             "The month",
             (
                 stat(
-                    "This month and its end ($currency)",
+                    "This month and its projection ($currency)",
                     "So far this month (of the billing zone), its end at the pace "
                     "of the last 28 full days, with a band of 80 % as if days were independent. A run rate, no model.",
                     MONTH,
@@ -191,8 +191,8 @@ BOARD = Board(
                     decimals=0,
                 ),
                 stat(
-                    "Days whose proof holds",
-                    "Days of the range for which charges and capacity times rate agree to the last micro-unit.",
+                    "Days that reconcile",
+                    "Share of days for which charges and capacity times rate agree to the micro-unit.",
                     "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
                     f"FROM conservation_check l WHERE {DAYS}",
                     RATIO,
@@ -202,7 +202,7 @@ BOARD = Board(
                 ),
                 stat(
                     "Teams with charges",
-                    "Teams that bore a charge in the range; (unattributed) counts as one.",
+                    "Teams with a charge in the range; (unattributed) counts as one.",
                     f"SELECT count(DISTINCT {TEAM}) AS teams FROM {LEDGER} l {OWNER} "
                     f"WHERE {CHOSEN} AND l.state = 'held'",
                     COUNT,
@@ -237,7 +237,7 @@ BOARD = Board(
                 ),
                 table(
                     "Anomalies ($currency)",
-                    "Spending outside of what was expected, newest first. May be empty, and then that is good.",
+                    "Spending outside the expected band, newest first. Empty is good.",
                     ANOMALIES,
                     MONEY,
                     width=10,
@@ -252,10 +252,10 @@ BOARD = Board(
             ),
         ),
         (
-            "Where it goes",
+            "Breakdown",
             (
                 series(
-                    "Spend a day, by state ($currency)",
+                    "Spend per day, by state ($currency)",
                     "Held time is split into busy, idle and unknown activity.",
                     f"""
                    SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.cost) / {MICRO} AS cost
@@ -272,7 +272,7 @@ BOARD = Board(
                     decimals=2,
                 ),
                 series(
-                    "Spend a day, by model ($currency)",
+                    "Spend per day, by model ($currency)",
                     "All cost, held or not.",
                     f"""
                    SELECT {DAY_TIME}, {apart("l.gpu_model")} AS metric, sum(l.cost_micro) / {MICRO} AS cost
@@ -286,7 +286,7 @@ BOARD = Board(
                 ),
                 table(
                     "Teams ($currency)",
-                    "What each team holds, and what of it is idle; dearest first. The team opens its showback.",
+                    "What each team holds and how much of it is idle, highest cost first. A team opens its showback.",
                     f"""
                   SELECT {TEAM} AS team, sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
@@ -312,7 +312,7 @@ BOARD = Board(
                 ),
                 bars(
                     "Waste by pool ($currency)",
-                    "Idle and unheld cost of each pool.",
+                    "Idle, unallocated and unavailable cost of each pool.",
                     f"""
                  SELECT l.pool, {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}
                  GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 25

@@ -121,7 +121,7 @@ def node_utilization(name: str) -> str:
 BOARD = Board(
     "gpuledger-fleet",
     "GPU Ledger / Fleet health",
-    "Health, errors, throttling and heat of every GPU, and which agents are silent.",
+    "Health, errors, throttling and temperature of every GPU, and silent agents.",
     (datasource(), node()),
     (
         (
@@ -135,14 +135,14 @@ BOARD = Board(
                 ),
                 stat(
                     "Failed",
-                    "Accelerators that cannot be trusted with work; the cause stands below.",
+                    "Accelerators that should not run work; causes are listed below.",
                     f"SELECT count(*) AS accelerators FROM {THERE} WHERE {NODES} AND a.health = 'failed'",
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
                 stat(
                     "Degraded",
-                    "Accelerators that work, and want attention.",
+                    "Accelerators that work but need attention.",
                     f"SELECT count(*) AS accelerators FROM {THERE} WHERE {NODES} AND a.health = 'degraded'",
                     COUNT,
                     steps=((None, GREEN), (1, ORANGE)),
@@ -157,7 +157,7 @@ BOARD = Board(
                 ),
                 stat(
                     "Hottest GPU",
-                    "Highest temperature among the newest readings.",
+                    "Highest temperature among the latest readings.",
                     f"SELECT max(l.gpu_temperature_celsius) AS celsius FROM gpu_latest l JOIN {THERE} "
                     f"ON a.id = l.accelerator_id WHERE {NODES}",
                     "celsius",
@@ -166,7 +166,7 @@ BOARD = Board(
                 ),
                 stat(
                     "Power",
-                    "Sum of the newest power readings of devices (a MIG instance reads its whole board).",
+                    "Sum of the latest power readings of devices (a MIG instance reports its entire board).",
                     "SELECT sum(watts) AS watts FROM (SELECT max(l.gpu_power_watts) AS watts FROM gpu_latest l "
                     f"JOIN {THERE} ON a.id = l.accelerator_id JOIN accelerator d ON d.id = a.id WHERE {NODES} "
                     "GROUP BY d.device_uuid) devices",
@@ -175,11 +175,11 @@ BOARD = Board(
             ),
         ),
         (
-            "What is wrong",
+            "Problems",
             (
                 table(
-                    "Sick accelerators",
-                    "Failed and degraded ones with their cause; may be empty, and then that is good.",
+                    "Unhealthy accelerators",
+                    "Failed and degraded accelerators with their cause; empty is good.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", a.model, a.health, a.health_cause AS cause, a.uuid
                   FROM {THERE} WHERE {NODES} AND a.health IN ('failed', 'degraded') ORDER BY a.health DESC, 1, 2
@@ -192,9 +192,9 @@ BOARD = Board(
                     ),
                 ),
                 table(
-                    "Errors that GPUs count",
+                    "GPU error counters",
                     "Newest value of each error counter above 0: Xid, ECC, row remapping, "
-                    "PCIe and NVLink; may be empty, and then that is good.",
+                    "PCIe and NVLink; empty is good.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", metric.name AS metric, s.value,
                       to_timestamp(s.at_ms / 1000) AS "since"
@@ -212,8 +212,8 @@ BOARD = Board(
                     ),
                 ),
                 bars(
-                    "Clocks held down now, by reason",
-                    "Accelerators whose newest reading names the reason (several may hold at once; idle is no fault).",
+                    "Clock throttling now, by reason",
+                    "Accelerators whose latest reading names the reason (several are possible; idle is no fault).",
                     f"""
                  SELECT reason.name, count(l.accelerator_id) AS accelerators
                  FROM (VALUES {", ".join(f"({bit}::bigint, '{name}')" for bit, name in REASONS)}) reason (bit, name)
@@ -242,7 +242,7 @@ BOARD = Board(
                 ),
                 table(
                     "Nodes",
-                    "Every node with its agent; a row is silent when its last sign of life is old.",
+                    "Every node with its agent; silent when its last heartbeat is old.",
                     f"""
                   SELECT a.name AS node, a.status, a.status_detail AS detail, a.last_seen_at AS "last seen",
                       extract(epoch FROM now() - a.last_seen_at) AS "silent for", a.agent_version AS agent, a.driver,
@@ -269,7 +269,7 @@ BOARD = Board(
             "Activity",
             (
                 heatmap(
-                    "Utilisation of nodes",
+                    "Utilization of nodes",
                     "Mean over each node's accelerators, by quarters of an hour (hours beyond "
                     "two days); where nobody knows, there is nothing.",
                     node_utilization("utilization"),
@@ -279,7 +279,7 @@ BOARD = Board(
                 ),
                 heatmap(
                     "SM activity of nodes",
-                    "The same for SM activity, which says how much of a GPU is at work and not "
+                    "The same for SM activity, which measures how much of a GPU is at work and not "
                     "only whether it is; may be empty where cards do not tell it.",
                     node_utilization("sm_active"),
                     RATIO,
@@ -289,7 +289,7 @@ BOARD = Board(
             ),
         ),
         (
-            "Heat and power",
+            "Temperature and power",
             (
                 heatmap(
                     "Temperature of the fleet",
@@ -306,7 +306,7 @@ BOARD = Board(
             ),
         ),
         (
-            "What there is",
+            "Inventory and drivers",
             (
                 table(
                     "Inventory",

@@ -55,15 +55,15 @@ FRESH = "l.at_ms > extract(epoch FROM now()) * 1000 - 900000"
 BOARD = Board(
     "gpuledger-idle",
     "GPU Ledger / Idle and right-sizing",
-    "Held and idle, held by nobody, and held too large: the three kinds of waste, with names.",
+    "Idle while held, unallocated, and oversized: the three kinds of waste, by workload and owner.",
     (datasource(), currency(), team(), pool(), model()),
     (
         (
-            "How much",
+            "Amount",
             (
                 stat(
                     "Idle cost ($currency)",
-                    "Charges for held GPUs that did nothing.",
+                    "Charges for held GPUs without activity.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {CURRENCY}",
                     MONEY,
@@ -79,8 +79,8 @@ BOARD = Board(
                     decimals=1,
                 ),
                 stat(
-                    "Idle, part of known activity",
-                    "Idle hours over the hours whose activity is known.",
+                    "Idle, share of known activity",
+                    "Idle hours over all hours with known activity.",
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
                     RATIO,
@@ -91,7 +91,7 @@ BOARD = Board(
                 ),
                 stat(
                     "Unallocated GPU-hours",
-                    "Present, and held by nobody; of no team.",
+                    "Present, not held by any team.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
                     f"WHERE {CHOSEN} AND l.state = 'unallocated' AND {OWN}",
                     HOURS,
@@ -100,7 +100,7 @@ BOARD = Board(
                 ),
                 stat(
                     "Held and idle now",
-                    "Accelerators that a workload holds and whose newest reading shows no activity.",
+                    "Held accelerators whose latest reading shows no activity.",
                     f"SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held' AND {NOW_IDLE} AND "
                     f"{FRESH}",
                     COUNT,
@@ -113,7 +113,7 @@ BOARD = Board(
             "By day and by team",
             (
                 series(
-                    "GPU-hours a day that did nothing",
+                    "Idle GPU-hours per day",
                     "Idle (chosen teams) and unallocated hours.",
                     f"""
                    SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
@@ -130,7 +130,7 @@ BOARD = Board(
                 ),
                 table(
                     "Idle by team ($currency)",
-                    "Teams by what they paid for idle GPUs.",
+                    "Cost of idle GPUs by team.",
                     f"""
                   SELECT {TEAM} AS team, sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
                       sum(l.idle_ns) / {GPU_HOUR_NS} AS "idle GPU-hours",
@@ -151,7 +151,7 @@ BOARD = Board(
             ),
         ),
         (
-            "Whom to ask",
+            "By workload",
             (
                 table(
                     "Workloads with the most idle cost ($currency)",
@@ -185,9 +185,8 @@ BOARD = Board(
                     ),
                 ),
                 table(
-                    "Findings that are open ($currency)",
-                    "Idle allocations found and not ended, dearest first, and what "
-                    "a further day costs. May be empty, and then that is good.",
+                    "Open findings ($currency)",
+                    "Ongoing idle allocations, highest cost first, and what a further day costs. Empty is good.",
                     f"""
                   SELECT f.team, f.state, a.node, a.gpu_index AS "GPU", w.key AS workload, w.user_name AS "user",
                       to_timestamp(f.since_ms / 1000) AS "since", f.cost_micro / {MICRO} AS cost,
@@ -211,7 +210,7 @@ BOARD = Board(
                 ),
                 table(
                     "Held and idle now",
-                    "Accelerators held at this moment whose newest reading shows no activity; may "
+                    "Accelerators held now whose latest reading shows no activity; may "
                     "be empty, and then that is good.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", a.model, w.key AS workload, w.user_name AS "user",

@@ -57,7 +57,7 @@ def rate(name: str, by: str = "") -> str:
 BOARD = Board(
     "gpuledger-live",
     "GPU Ledger / Live metrics (Prometheus)",
-    "What Prometheus scrapes from agents and collector: seconds old, without money.",
+    "Metrics that Prometheus scrapes from agents and collector: seconds old, without cost.",
     (
         source("prometheus", "Prometheus", "prometheus"),
         label("node", "Node", "label_values(gpu_health_status, node)"),
@@ -75,7 +75,7 @@ BOARD = Board(
                     COUNT,
                 ),
                 stat(
-                    "Not healthy",
+                    "Unhealthy",
                     "Degraded or failed accelerators.",
                     promql(f"count((gpu_health_status{GPU} >= 1) < 3) or vector(0)", "not healthy"),
                     COUNT,
@@ -84,14 +84,14 @@ BOARD = Board(
                 stat("Power", "Sum of the devices' power.", promql(f"sum(gpu_power_watts{GPU})", "power"), "watt"),
                 stat(
                     "Oldest undelivered batch",
-                    "Age of the oldest batch that waits in an agent's spool.",
+                    "Age of the oldest batch in an agent's spool.",
                     promql("max(gpuledger_agent_oldest_undelivered_seconds)", "age"),
                     "s",
                     steps=((None, GREEN), (300, ORANGE), (3600, VERMILION)),
                 ),
                 stat(
                     "Database",
-                    "Whether the collector's last look at its database succeeded.",
+                    "Whether the collector's last check of its database succeeded.",
                     promql("min(gpuledger_database_up)", "up"),
                     "bool_on_off",
                     steps=((None, VERMILION), (1, GREEN)),
@@ -107,7 +107,7 @@ BOARD = Board(
                 ),
                 gauge(
                     "Tensor activity",
-                    "Part of the cycles in which tensor cores worked.",
+                    "Share of cycles in which tensor cores worked.",
                     "gpu_tensor_active_ratio",
                     RATIO,
                     1,
@@ -117,7 +117,7 @@ BOARD = Board(
                 gauge("Temperature", "Of the core of the GPU.", "gpu_temperature_celsius", "celsius"),
                 series(
                     "Held GPUs, by team",
-                    "By the tag team of the workloads that hold them.",
+                    "By the tag `team` of the workloads that hold them.",
                     promql('sum by (team) (gpu_held_ratio{node=~"$node", uuid=~"$uuid"})', "{{team}}"),
                     COUNT,
                     width=12,
@@ -141,7 +141,7 @@ BOARD = Board(
             "Agents",
             (
                 series(
-                    "Batches that wait",
+                    "Batches waiting",
                     "In each agent's spool.",
                     promql("gpuledger_agent_batches_pending", "{{instance}}"),
                     COUNT,
@@ -163,8 +163,8 @@ BOARD = Board(
                     width=8,
                 ),
                 series(
-                    "What an agent costs",
-                    "CPU time a second of each agent.",
+                    "CPU use of agents",
+                    "CPU seconds per second of each agent.",
                     promql("rate(gpuledger_agent_cpu_seconds_total[$__rate_interval])", "{{instance}}"),
                     RATIO,
                     width=8,
@@ -175,7 +175,7 @@ BOARD = Board(
             "Collector",
             (
                 series(
-                    "Batches a second, by answer",
+                    "Batches per second, by answer",
                     "committed and duplicate are well; refused and unavailable are not.",
                     promql(rate("gpuledger_ingest_batches_total", "status"), "{{status}}"),
                     "reqps",
@@ -183,8 +183,8 @@ BOARD = Board(
                     stacked=True,
                 ),
                 series(
-                    "Time to answer",
-                    "Half and 99 of 100 batches are answered faster.",
+                    "Answer latency",
+                    "Median and 99th percentile.",
                     (
                         promql(
                             f"histogram_quantile(0.5, {rate('gpuledger_ingest_answer_seconds_bucket', 'le')})", "half"
@@ -199,7 +199,7 @@ BOARD = Board(
                 ),
                 series(
                     "Runs of jobs, by outcome",
-                    "Runs that ended, in an hour.",
+                    "Ended runs per hour.",
                     promql(
                         "sum by (exported_job, outcome) (increase(gpuledger_job_runs_total[1h]))",
                         "{{exported_job}} {{outcome}}",

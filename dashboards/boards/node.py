@@ -49,7 +49,7 @@ def newest(title: str, description: str, tiers: tuple[str, ...]) -> Panel:
 BOARD = Board(
     "gpuledger-node",
     "GPU Ledger / Node and GPU",
-    "Everything that is known of the chosen GPUs. Choose a node first: lines are drawn per GPU.",
+    "All data of the selected GPUs. Select a node first: there is one line per GPU.",
     (
         datasource(),
         node(),
@@ -61,11 +61,11 @@ BOARD = Board(
     ),
     (
         (
-            "Who held it",
+            "Holders",
             (
                 timeline(
                     "State by hour",
-                    "What took most of each hour: busy or idle while held, or held by nobody. At most 64 GPUs.",
+                    "The prevailing state of each hour: busy or idle while held, or not held. At most 64 GPUs.",
                     f"""
                      WITH few AS (SELECT a.id, {LANE} AS lane FROM {THERE} WHERE {CHOSEN} ORDER BY 2 LIMIT 64)
                      SELECT DISTINCT ON (u.hour_ms, few.lane) to_timestamp(u.hour_ms / 1000) AS "time",
@@ -80,7 +80,7 @@ BOARD = Board(
                 ),
                 table(
                     "Holders",
-                    "Who held the chosen GPUs in the range, longest first.",
+                    "Workloads that held the selected GPUs in the range, longest first.",
                     f"""
                   SELECT {LANE} AS "GPU", w.key AS workload, w.user_name AS "user", sum(u.held_ms) / 1000.0 AS held,
                       sum(u.busy_ms) / 1000.0 AS busy, sum(u.idle_ms) / 1000.0 AS idle
@@ -95,8 +95,8 @@ BOARD = Board(
                     ),
                 ),
                 table(
-                    "Chosen GPUs",
-                    "What the chosen GPUs are, and where.",
+                    "Selected GPUs",
+                    "Model and location of the selected GPUs.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", a.model, a.pool, a.health, a.memory_bytes AS memory, a.uuid
                   FROM {THERE} WHERE {CHOSEN} ORDER BY 1, 2, 7 LIMIT 200
@@ -113,7 +113,7 @@ BOARD = Board(
                 rolled("Utilisation", "Part of the time in which a kernel ran.", "utilization_ratio", RATIO, top=1),
                 rolled(
                     "SM activity",
-                    "Part of the multiprocessors at work; profiling, Hopper and later by NVML. May be "
+                    "Share of multiprocessors at work; from profiling, by NVML on Hopper and later. May be "
                     "empty on older cards.",
                     "sm_active_ratio",
                     RATIO,
@@ -121,14 +121,14 @@ BOARD = Board(
                 ),
                 rolled(
                     "Tensor activity",
-                    "Part of the cycles in which tensor cores worked; may be empty on older cards.",
+                    "Share of cycles in which tensor cores worked; may be empty on older GPUs.",
                     "tensor_active_ratio",
                     RATIO,
                     top=1,
                 ),
                 rolled(
                     "DRAM activity",
-                    "Part of the memory bandwidth in use; may be empty on older cards.",
+                    "Share of the memory bandwidth in use; may be empty on older GPUs.",
                     "dram_active_ratio",
                     RATIO,
                     top=1,
@@ -138,7 +138,7 @@ BOARD = Board(
                 rolled("Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=12),
                 stat(
                     "Energy",
-                    "By the GPUs' own counters, folded into hours.",
+                    "From the GPUs' own counters, per hour.",
                     f"SELECT sum(u.energy_mj) / 3.6e9 AS energy FROM {THERE} JOIN usage_hour u ON u.accelerator_id "
                     f"= a.id "
                     f"WHERE {CHOSEN} AND {between('u.hour_ms')}",
@@ -150,13 +150,13 @@ BOARD = Board(
             ),
         ),
         (
-            "The newest reading of every metric",
+            "Latest reading of every metric",
             (
                 newest("Fast tier", "Read at every sample.", ("fast",)),
                 newest("Profiling tier", "Hopper and later by NVML; may be empty on older cards.", ("gpm",)),
                 table(
                     "Slow, static and event tiers",
-                    "Kept when they change; the newest value of each. May be empty until the first slow round.",
+                    "Stored when they change; the latest value of each. May be empty until the first slow round.",
                     f"""
                   SELECT {LANE} AS "GPU", s.metric, s.value, to_timestamp(s.at_ms / 1000) AS "since"
                   FROM {THERE} CROSS JOIN LATERAL (SELECT DISTINCT ON (metric) metric, value, at_ms FROM gpu_state

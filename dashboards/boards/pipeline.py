@@ -17,11 +17,11 @@ NONE_IS_GOOD = ((None, GREEN), (1, VERMILION))
 BOARD = Board(
     "gpuledger-pipeline",
     "GPU Ledger / Pipeline trust",
-    "Lag, losses, conservation and proofs: from the agents' own counts to the bill.",
+    "Delay, losses and conservation: from the agents' own counters to the bill.",
     (datasource(), node()),
     (
         (
-            "In one line",
+            "At a glance",
             (
                 stat(
                     "Nodes heard of in 5 minutes",
@@ -54,14 +54,14 @@ BOARD = Board(
                     COUNT,
                 ),
                 stat(
-                    "Hours to fold, days to rate",
+                    "Hours and days to recompute",
                     "Marks of hours and days with new evidence that jobs have not taken up yet.",
                     "SELECT (SELECT count(*) FROM hour_recompute) AS hours, (SELECT count(*) FROM day_recompute) "
                     "AS days",
                     COUNT,
                 ),
                 stat(
-                    "Days whose proof holds",
+                    "Days that reconcile",
                     "Part of the rated days of the range, to the last micro-unit.",
                     "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
                     f"FROM conservation_check l WHERE {DAYS}",
@@ -88,7 +88,7 @@ BOARD = Board(
                     decimals=1,
                 ),
                 series(
-                    "Capacity that nobody saw",
+                    "Unobserved capacity",
                     "Unobserved time of each day, over its capacity.",
                     f"""
                    SELECT {DAY_TIME}, l.unobserved_ns / nullif(l.capacity_ns, 0) AS "unobserved"
@@ -105,7 +105,7 @@ BOARD = Board(
             "Conservation, node by node",
             (
                 table(
-                    "The agents' equation",
+                    "Batch conservation by agent",
                     "produced = acknowledged + pending + dropped + dead. An acknowledgement may "
                     "be one heartbeat behind. newest sample is how far it lay behind (or, with a wrong clock, "
                     "ahead of) "
@@ -135,7 +135,7 @@ BOARD = Board(
                     ),
                 ),
                 table(
-                    "Numbers that are missing",
+                    "Missing batch numbers",
                     "Batches of the range by spool: numbers between the first and the last "
                     "that never came. What was dropped leaves a hole; what waits does not.",
                     f"""
@@ -175,8 +175,8 @@ BOARD = Board(
                     interval="1m",
                 ),
                 table(
-                    "Jobs that did not end well",
-                    "Failed and interrupted runs of the range; may be empty, and then that is good.",
+                    "Failed jobs",
+                    "Failed and interrupted runs of the range; empty is good.",
                     """
                   SELECT r.started_at AS started, r.job, coalesce(r.outcome, 'running') AS outcome, r.detail
                   FROM job_run r WHERE $__timeFilter(r.started_at) AND r.outcome <> 'done' ORDER BY 1 DESC LIMIT 100

@@ -80,8 +80,8 @@ BOARD = Board(
                     decimals=1,
                 ),
                 stat(
-                    "Idle, part of known activity",
-                    "Idle hours over the hours whose activity is known.",
+                    "Idle, share of known activity",
+                    "Idle hours over all hours with known activity.",
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
                     RATIO,

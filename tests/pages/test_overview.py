@@ -47,7 +47,7 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
             "total": f"{sum(Decimal(row['cost']) for row in rows if row['currency'] == currency):,.2f}",
         }
     assert HOSTILE in page.text
-    assert "proof holds on 31 of 31 days" in page.text
+    assert "conservation proved on 31 of 31 days" in page.text
 
 
 def test_every_statement_that_it_leads_to_is_there(rated, dsn, overview):
@@ -139,7 +139,7 @@ def test_no_gpu_but_imported_usage(run, written, overview):
     assert page.faults == []
     assert "80.00 USD" in page.text
     assert "Time observed not known" in page.text
-    assert "what is shown was imported" in page.text
+    assert "all data was imported" in page.text
 
 
 def test_who_may_look(dsn, rated, tmp_path):
