@@ -44,7 +44,7 @@ RULES = (
     Rule(
         "gpuledger-silent",
         "GpuLedgerNodeSilent",
-        "A node that was heard of in the last day has been silent for 15 minutes: its time becomes unobserved",
+        "A node that reported in the last day has been silent for 15 minutes: its time becomes unobserved",
         'SELECT now() AS "time", count(*)::float8 AS value FROM node '
         "WHERE last_seen_at < now() - interval '15 minutes' AND last_seen_at > now() - interval '1 day'",
         0,
@@ -55,7 +55,7 @@ RULES = (
     Rule(
         "gpuledger-unobserved",
         "GpuLedgerUnobserved",
-        "More than 5 % of the last full day's capacity was seen by nobody",
+        "More than 5 % of the last full day's capacity was unobserved",
         'SELECT now() AS "time", coalesce((SELECT (unobserved_ns / nullif(capacity_ns, 0))::float8 FROM '
         "conservation_check "
         f"p WHERE {whole('p')} ORDER BY day_ms DESC LIMIT 1), 0) AS value",
@@ -67,7 +67,7 @@ RULES = (
     Rule(
         "gpuledger-unpriced",
         "GpuLedgerUnpriced",
-        "GPU-hours of the last week have no rate: they are missing in every amount",
+        "GPU-hours of the last week have no rate: they are missing from every amount",
         'SELECT now() AS "time", (coalesce(sum(gpu_ns), 0) / 3.6e12)::float8 AS value FROM ledger_day '
         "WHERE currency IS NULL AND day_ms > extract(epoch FROM now())::bigint * 1000 - 604800000",
         0,
@@ -78,7 +78,7 @@ RULES = (
     Rule(
         "gpuledger-behind",
         "GpuLedgerBehind",
-        "Nodes report and the newest folded hour is more than three hours old: the ledger stands still",
+        "Nodes report but the newest hour of usage is more than three hours old: the ledger is not updated",
         'SELECT now() AS "time", greatest(0, extract(epoch FROM (SELECT max(last_seen_at) FROM node)) / 3600.0 '
         "- (SELECT max(hour_ms) FROM usage_hour) / 3600000.0)::float8 AS value",
         3,
@@ -89,7 +89,7 @@ RULES = (
     Rule(
         "gpuledger-conflict",
         "GpuLedgerConflict",
-        "Other bytes came under a known batch number: a copied spool or two nodes of one name",
+        "Different bytes came under a known batch number: a copied spool or two nodes with the same name",
         'SELECT now() AS "time", count(*)::float8 AS value FROM ingest_conflict '
         "WHERE received_at > now() - interval '1 hour'",
         0,
@@ -111,7 +111,7 @@ RULES = (
     Rule(
         "gpuledger-queue-silent",
         "GpuLedgerQueueSilent",
-        "A scheduler's queue was read in the last day and not for an hour: its pools get no scaling advice",
+        "A scheduler's queue was read in the last day but not for an hour: its pools get no scaling advice",
         'SELECT now() AS "time", coalesce(max(minutes), 0)::float8 AS value FROM ('
         "SELECT extract(epoch FROM now()) / 60 - max(at_ms) / 60000.0 AS minutes FROM queue_reading "
         "WHERE at_ms > extract(epoch FROM now())::bigint * 1000 - 86400000 GROUP BY source) queues",
@@ -123,7 +123,7 @@ RULES = (
     Rule(
         "gpuledger-scaling-stands",
         "GpuLedgerScalingStands",
-        "Capacity was decided on in the last week and not for three hours, though demand goes on",
+        "Scaling decisions were made in the last week but none for three hours, although there is demand",
         'SELECT now() AS "time", coalesce((SELECT extract(epoch FROM now()) / 60 - max(made_ms) / 60000.0 '
         "FROM scaling_decision WHERE made_ms > extract(epoch FROM now())::bigint * 1000 - 604800000), 0)::float8 "
         "AS value",
@@ -135,7 +135,7 @@ RULES = (
     Rule(
         "gpuledger-forecasts-off",
         "GpuLedgerForecastsOff",
-        "Of a pool's hours of the last week more than four in ten came outside the forecast's band; it should be two",
+        "A pool's demand was outside the forecast band in more than four of ten hours last week; two are expected",
         'SELECT now() AS "time", coalesce(max(missed), 0)::float8 AS value FROM ('
         "SELECT 1 - sum(inside)::float8 / sum(known) AS missed FROM backtest WHERE grouped = 'pool' "
         "AND origin_ms > extract(epoch FROM now())::bigint * 1000 - 691200000 "
@@ -148,7 +148,7 @@ RULES = (
     Rule(
         "gpuledger-messages-stuck",
         "GpuLedgerMessagesStuck",
-        "Letters or alerts wait for an hour, or were given up in the last day: somebody was not told",
+        "Notifications or alerts are an hour overdue, or were given up in the last day",
         'SELECT now() AS "time", count(*)::float8 AS value FROM outbox, '
         "(SELECT extract(epoch FROM now())::bigint * 1000 AS ms) at WHERE kind <> 'scaling' AND ("
         "state IN ('waiting', 'handing_over') AND (not_before_ms < at.ms - 3600000 "
@@ -162,7 +162,7 @@ RULES = (
     Rule(
         "gpuledger-webhook-failing",
         "GpuLedgerWebhookFailing",
-        "A pool that acts could not tell its webhook of a decision: capacity stays as it was",
+        "A pool could not send a decision to its webhook: capacity is unchanged",
         'SELECT now() AS "time", count(*)::float8 AS value FROM outbox, '
         "(SELECT extract(epoch FROM now())::bigint * 1000 AS ms) at WHERE kind = 'scaling' AND ("
         "state IN ('waiting', 'handing_over') AND made_ms < at.ms - 600000 "
