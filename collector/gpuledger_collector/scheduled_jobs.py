@@ -34,7 +34,6 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
-from gpuledger_collector.storage.capacity.backtests import ForecastStore
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications import outbox
@@ -111,7 +110,6 @@ def _insight_jobs(c: _Context) -> list[Job]:
     settings, database = c.settings, c.database
     spending = SpendingWatch(database)
     writers = notification_writers(settings)
-    capacity, forecasts = scaling.ScalingStore(lambda: database.engine), ForecastStore(lambda: database.engine)
     write_budget_mail = partial(budget_mail.write, links=ack_links(settings))
     return [
         Job(
@@ -148,11 +146,11 @@ def _insight_jobs(c: _Context) -> list[Job]:
         Job(
             "advise_scaling",
             settings.scaling_seconds,
-            lambda: len(advise_scaling(capacity, c.now_ms)),
+            lambda: len(advise_scaling(database, c.now_ms)),
             "pools advised",
         ),
         Job("send_outbox", settings.send_seconds, sender(settings, database).send_due),
-        Job("store_forecasts", HOUR_SECONDS, lambda: store_forecasts(forecasts, c.now_ms), "forecasts stored"),
+        Job("store_forecasts", HOUR_SECONDS, lambda: store_forecasts(database, c.now_ms), "forecasts stored"),
     ]
 
 
@@ -204,8 +202,8 @@ def _tidy(c: _Context) -> None:
         for delete_old in (
             outbox.expire,
             counters.delete_old,
-            scaling.forget_old,
-            queues.forget_old,
+            scaling.expire,
+            queues.expire,
             expire_records,
             queues.sum_missing,
         ):

@@ -241,12 +241,12 @@ def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], dt.d
     from gpuledger_collector.services import scaling_advice
 
     def desired() -> Mapping[str, float]:
-        with opened.engine.connect() as connection:
+        with opened.connect() as connection:
             now_ms = round(clock().timestamp() * 1000)
             return scaling_advice.desired_gpus(connection, now_ms, settings.scaling_gauge_delay_seconds)
 
     def outcomes() -> Mapping[tuple[str, str], float]:
-        with opened.engine.connect() as connection:
+        with opened.connect() as connection:
             return scaling_advice.outcome_gpu_seconds(connection, round(clock().timestamp() * 1000))
 
     return ScalingGauge(desired, outcomes=outcomes)

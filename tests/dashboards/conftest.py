@@ -19,9 +19,7 @@ from gpuledger_collector.cli.demo import PRICES
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
-from gpuledger_collector.storage.capacity.backtests import ForecastStore
-from gpuledger_collector.storage.capacity.scaling import ScalingStore
-from gpuledger_collector.storage.database import Database, connect
+from gpuledger_collector.storage.database import Database
 
 __all__ = ["postgres"]
 
@@ -107,12 +105,10 @@ def add_what_looks_ahead(dsn, queue):
     rows = [f"{(now_ms - hours * hour) // 1000},w{hours},{hours},train,slurm" for hours in (2, 3, 4)]
     queue.write_text("\n".join(["at,workload_id,gpus,pool,source", *rows]) + "\n")
     command(dsn, "import", "queue", queue)
-    engine = connect(dsn)
     roll_up_series(Database(dsn), 0, now_ms)
-    store_forecasts(ForecastStore(lambda: engine), now_ms)
+    store_forecasts(Database(dsn), now_ms)
     for hours in (6, 5, 4, 0):
-        advise_scaling(ScalingStore(lambda: engine), now_ms - hours * hour)
-    engine.dispose()
+        advise_scaling(Database(dsn), now_ms - hours * hour)
 
 
 def add_imported_usage(dsn):

@@ -13,8 +13,6 @@ from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.export.plots import dates
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
-from gpuledger_collector.storage.capacity.backtests import ForecastStore
-from gpuledger_collector.storage.capacity.scaling import ScalingStore
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 
@@ -40,9 +38,9 @@ def pool(run, written, reads):
     assert run("import", "usage", written("usage.csv", usage("train", NOW_MS)))[0] == 0
     assert run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")[0] == 0
     assert run("apply", written("pools.toml", '[[pool]]\nname = "train"\nlead_time_s = 1800\nmin_gpus = 20\n'))[0] == 0
-    assert store_forecasts(ForecastStore(lambda: reads.database.engine), NOW_MS) > 0
+    assert store_forecasts(reads.database, NOW_MS) > 0
     for hours in (30, 29, 26, 2, 1, 0):
-        advise_scaling(ScalingStore(lambda: reads.database.engine), NOW_MS - hours * HOUR_MS)
+        advise_scaling(reads.database, NOW_MS - hours * HOUR_MS)
     return "train"
 
 

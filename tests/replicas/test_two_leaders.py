@@ -17,7 +17,6 @@ from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
-from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_collector.storage.database import Database
 
 __all__ = ["findings"]
@@ -91,7 +90,7 @@ def test_a_decision_is_made_and_told_once(run, dsn, tmp_path):
     assert run("import", "usage", usage)[0] == 0
     assert run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2020-01-01")[0] == 0
     opened = [Database(dsn) for _ in range(LEADERS)]
-    stores = [ScalingStore(lambda one=one: one.engine) for one in opened]
+    stores = opened
     advise_scaling(stores[0], hour_ms)
     (tmp_path / "ledger.toml").write_text(POOL)
     code, _, error = run("apply", tmp_path / "ledger.toml")

@@ -30,7 +30,7 @@ def router(context: ReadContext) -> APIRouter:
     @routes.get("/forecast")
     def forecast(horizon_hours: Horizon = 24, pool: Pool = None, principal: Principal = fleet) -> dict[str, Any]:
         """Demand of each pool as quantiles, hour by hour."""
-        with context.engine(principal).connect() as connection:
+        with context.connection(principal) as connection:
             pools = pool_demand(connection, context.now_ms, pool)
             forecasts = forecast_pools(connection, context.now_ms, horizon_hours, pools)
         items = []
@@ -47,7 +47,7 @@ def router(context: ReadContext) -> APIRouter:
     @routes.get("/forecast/history")
     def forecast_history(pool: Pool = None, principal: Principal = fleet) -> dict[str, Any]:
         """How good past forecasts of each pool were: hours inside the band, loss compared with a naive forecast."""
-        with context.engine(principal).connect() as connection:
+        with context.connection(principal) as connection:
             return {"items": [asdict(record) for record in records(connection, "pool", pool)], "next": None}
 
     @routes.get("/scaling/{pool:name}")
@@ -55,7 +55,7 @@ def router(context: ReadContext) -> APIRouter:
         """GPUs that the pool should hold now, within its limits, as one flat object with numbers as numbers (KEDA's
         metrics-api scaler reads `desired_gpus`); 503 without a number when recent demand is unknown.
         """
-        with context.engine(principal).connect() as connection:
+        with context.connection(principal) as connection:
             decision = decide_pool(connection, context.now_ms, pool, delay_s)
         advice = decision.advice
         return {

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import psycopg
-import sqlalchemy as sa
 from fastapi import Depends, HTTPException, Query, Request, Response
 from fastapi.routing import APIRoute
 
@@ -64,19 +63,6 @@ class ReadContext:
         with self.database_for(reader).transaction(read_only=True) as connection:
             yield connection
 
-    def engine(self, reader: Principal) -> sa.Engine:
-        """SQLAlchemy's engine for what the reader may see."""
-        if reader.owner is None:
-            return self.database.engine
-        database = self.database_for(reader)
-
-        def connect() -> Connection:
-            connection = database.connect()
-            connection.autocommit = False
-            return connection
-
-        return sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=sa.NullPool)
-
 
 def require_reader(keys: Keys, *, fleet: bool = False, admin: bool = False) -> Any:
     """A dependency: the reader behind the request, who may see the entire fleet, or is an admin, if that is needed."""
@@ -103,7 +89,7 @@ def as_http_error(error: Exception) -> HTTPException | None:
         return HTTPException(503, str(error), retry)
     if isinstance(getattr(error, "orig", error), psycopg.errors.InsufficientPrivilege):
         return HTTPException(403, "this token sees one owner's part only, and this answer needs more")
-    if isinstance(error, StorageError | sa.exc.OperationalError | psycopg.OperationalError):
+    if isinstance(error, StorageError | psycopg.OperationalError):
         return HTTPException(503, UNAVAILABLE, retry)
     if isinstance(error, ValueError):
         return HTTPException(422, str(error))

@@ -211,7 +211,7 @@ def render_statement_index(context: ReadContext, level: str, month: str, princip
 
 def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
     """Past and coming demand of each pool; takes seconds."""
-    with context.database.engine.connect() as connection:
+    with context.database.connect() as connection:
         pools = {series.name: series for series in pool_demand(connection, context.now_ms) if series.known}
         forecasts = forecast_pools(connection, context.now_ms, HOURS_AHEAD, list(pools.values()))
     outlook = []

@@ -51,7 +51,7 @@ class BacktestCache:
         with self.lock:
             cached = self.pools.get(pool)
         if cached is None:
-            with self.context.engine(principal).connect() as connection:
+            with self.context.connection(principal) as connection:
                 if pool not in scaling.pools(connection, self.context.now_ms):
                     raise UnknownPool(pool)
             with self.lock:
@@ -67,7 +67,7 @@ class BacktestCache:
 
 def compute_backtest(context: ReadContext, pool: str) -> PoolBacktest:
     """Back-test a pool; takes seconds. Raises UnknownPool."""
-    with context.database.engine.connect() as connection:
+    with context.database.connect() as connection:
         demands = scaling.demand(connection, context.now_ms, pool)
         if not demands:
             raise UnknownPool(pool)
@@ -96,7 +96,7 @@ def render_pool(context: ReadContext, backtest: PoolBacktest | None, pool: str, 
     """The page. Raises Denied for a reader who sees one owner's part."""
     principal.require_fleet()
     now_ms = context.now_ms
-    with context.engine(principal).connect() as connection:
+    with context.connection(principal) as connection:
         history = scaling.history(connection, pool, now_ms - OUTCOME_DAYS * DAY_MS, 1)
         records = backtests.records(connection, "pool", pool)
         terms = scaling.terms(connection).get(pool)

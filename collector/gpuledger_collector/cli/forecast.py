@@ -29,7 +29,7 @@ from gpuledger_collector.insight.series import Series
 from gpuledger_collector.jobs.store_forecasts import DAYS, store_forecasts
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing.spend import ahead, rated_period
-from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
+from gpuledger_collector.storage.capacity.backtests import records
 
 MAX_STEPS = 5_000
 MANY = 200
@@ -252,8 +252,8 @@ def history(
     with open_session(dsn, config) as session:
         now_ms = session.now_ms
         refresh(session.database, Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
-        store_forecasts(ForecastStore(lambda: session.database.engine), now_ms)
-        with session.database.engine.connect() as connection:
+        store_forecasts(session.database, now_ms)
+        with session.database.connect() as connection:
             found = records(connection, group, only)
     if only is not None and not found:
         refuse(f"--{group}: there is no forecast of {group} {only!r} yet")

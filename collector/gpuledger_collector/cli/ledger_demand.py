@@ -32,7 +32,7 @@ def read_demand(
         end_ms = session.now_ms // step_ms * step_ms
         start_ms = end_ms - days * DAY_MS
         refresh(session.database, Period(start_ms // HOUR_MS * HOUR_MS, end_ms), session.now_ms)
-        with session.database.engine.connect() as connection:
+        with session.database.connect() as connection:
             series = demand(connection, start_ms, end_ms, group, step_ms)
             workloads = lives(connection, end_ms - DAYS * DAY_MS, end_ms, group)
     names = [entry.name for entry in series]

@@ -153,7 +153,7 @@ def history(
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
         span = asked.resolve(session.calendar, session.now_ms)
-        with session.database.engine.connect() as connection:
+        with session.database.connect() as connection:
             decisions = scaling.history(connection, pool, span.start_ms, limit)
     rows = [decision_row(decision.facts) for decision in decisions if decision.facts["made_ms"] < span.end_ms]
     if form is options.Format.table:

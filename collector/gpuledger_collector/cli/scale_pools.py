@@ -21,7 +21,6 @@ from gpuledger_collector.insight.scaling.pools import PoolDemand, ScalingDecisio
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import scaling
-from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_common.plurals import plural
 
 COLUMNS = (
@@ -45,7 +44,7 @@ def open_pools(dsn: str | None, config: Path | None, only: str | None) -> Iterat
     with open_session(dsn, config) as session:
         end_ms = session.now_ms // HOUR_MS * HOUR_MS
         refresh(session.database, Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), session.now_ms)
-        with session.database.engine.connect() as connection:
+        with session.database.connect() as connection:
             demand = {entry.pool: entry for entry in scaling.demand(connection, session.now_ms)}
             terms = scaling.terms(connection)
         period = f"in the last {scaling.DEMAND_DAYS} days"
@@ -71,12 +70,12 @@ class Pools:
 
     def rate(self, pool: str) -> GpuHourRate | None:
         """The pool's rate now."""
-        with self.session.database.engine.connect() as connection:
+        with self.session.database.connect() as connection:
             return scaling.rate(connection, pool, self.session.now_ms)
 
     def record_decisions(self, only: str | None) -> dict[str, ScalingDecision | None]:
         """The decisions of now, made and recorded as the collector's job does."""
-        return advise_scaling(ScalingStore(lambda: self.session.database.engine), self.session.now_ms, only)
+        return advise_scaling(self.session.database, self.session.now_ms, only)
 
     def try_decisions(
         self, only: str | None, lead_ms: int | None, limits: Mapping[str, Any]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sqlalchemy.engine import Connection
-
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.capacity import demand
 from gpuledger_collector.storage.capacity.scaling import DEMAND_DAYS
+from gpuledger_collector.storage.locks import Connection
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.forecast import Forecast

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sqlalchemy.engine import Connection
-
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.insight.scaling.pools import (
     DEFAULT_LEAD_MS,
@@ -16,6 +14,7 @@ from gpuledger_collector.insight.scaling.pools import (
     explain_no_decision,
 )
 from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.storage.locks import Connection
 
 OUTCOME_DAYS = 28
 

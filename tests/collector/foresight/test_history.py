@@ -17,7 +17,7 @@ from gpuledger_collector.insight.forecast_history import (
 )
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
-from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
+from gpuledger_collector.storage.capacity.backtests import records
 
 NOW = dt.datetime.now(dt.UTC).replace(minute=30, second=0, microsecond=0)
 NOW_MS = int(NOW.timestamp() * 1000)
@@ -38,10 +38,10 @@ def used(run, tmp_path):
 
 def test_forecasts_are_kept_once_and_scored(used, database):
     """The past days are replayed and scored on the first run; a second run adds nothing; a day later one is made."""
-    store = ForecastStore(lambda: database.engine)
+    store = database
     assert store_forecasts(store, NOW_MS) == 2 * (REPLAYED_DAYS + 1)  # of the pool and of the team
     assert store_forecasts(store, NOW_MS) == 0
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         (found,) = records(connection, "pool", "train")
         assert records(connection, "team")[0].series == "vision"
         assert records(connection, "pool", "none") == []
@@ -53,7 +53,7 @@ def test_forecasts_are_kept_once_and_scored(used, database):
     assert found.skill is not None
     assert found.skill > 0.3  # a daily shape is learnt
     assert store_forecasts(store, NOW_MS + DAY_MS) == 2
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         assert records(connection, "pool", "train")[0].replayed == REPLAYED_DAYS
 
 

@@ -44,9 +44,9 @@ def test_a_reading_counts_once_and_may_be_put_right(collector, database):
     assert post(collector, body) == (200, {"status": "duplicate"})
     assert post(collector, body | {"at": "2025-10-09T09:00:00Z", "waiting": []}) == (200, {"status": "committed"})
     rows = (
-        database.engine.connect()
-        .exec_driver_sql("SELECT at_ms, workloads, gpu_micro, waiting FROM queue_reading ORDER BY at_ms")
-        .all()
+        database.connect()
+        .execute("SELECT at_ms, workloads, gpu_micro, waiting FROM queue_reading ORDER BY at_ms")
+        .fetchall()
     )
     assert [tuple(row[:3]) for row in rows] == [(1_760_000_000_000, 2, 3_500_000), (1_760_000_400_000, 0, 0)]
     (item,) = rows[0][3]
@@ -118,7 +118,7 @@ def test_a_file_of_readings(run, tmp_path, database):
 
 
 def values_of(database, group, hours, step=HOUR, begin=0):
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         found = demand.demand(connection, OCTOBER + begin, OCTOBER + hours * HOUR, group, step)
     return {one.name: one for one in found}
 
@@ -166,7 +166,7 @@ def test_what_waits_is_demand_from_its_first_reading_on(held, database, run, tmp
     np.testing.assert_allclose(values_of(database, "pool", 3)["train"].values, [2.0, 1.5 + 3, 1.0])
     np.testing.assert_allclose(values_of(database, "team", 3)["team-2"].values, [1.0, 0.5 + 2, 0.0])
     np.testing.assert_allclose(values_of(database, "team", 3)["team-1"].values, [1.0, 1.0 + 1, 1.0])
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         behind = demand.lives(connection, OCTOBER, OCTOBER + 2 * HOUR, "pool")["train"]
         later = demand.lives(connection, OCTOBER, OCTOBER + 3 * HOUR, "pool")["train"]
     assert sorted(gpus for _, gpus in behind.waiting) == [1.0, 2.0]
@@ -175,7 +175,7 @@ def test_what_waits_is_demand_from_its_first_reading_on(held, database, run, tmp
 
 def test_lives_of_workloads_come_from_the_hours(held, database):
     """Start, end and GPUs of each workload as the hourly ledger knows them."""
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         found = demand.lives(connection, OCTOBER, OCTOBER + 3 * HOUR, "pool")["train"]
     order = np.argsort(found.end_ms)
     np.testing.assert_array_equal(found.start_ms[order] - OCTOBER, [0, 0])

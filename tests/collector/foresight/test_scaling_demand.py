@@ -37,7 +37,7 @@ def held(fleet, ledger):
 
 def at(database, now_ms, pool="train"):
     """Demand of a pool as it was to be known at an instant after OCTOBER (ms)."""
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         (one,) = scaling.demand(connection, OCTOBER + now_ms, pool)
     return one
 
@@ -99,11 +99,11 @@ def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path,
     now_ms = round(now.timestamp() * 1000)
 
     def ask(pool):
-        with opened.engine.connect() as connection:
+        with opened.connect() as connection:
             return scaling_advice.decide_pool(connection, now_ms, pool)
 
     def gauge():
-        with opened.engine.connect() as connection:
+        with opened.connect() as connection:
             return scaling_advice.desired_gpus(connection, now_ms, 600)
 
     assert ask("train").advice.desired_gpus >= gauge()["train"] >= 2.5

@@ -219,6 +219,6 @@ def test_a_team_that_waits_is_called_like_the_team_that_holds(run, written, data
     """Queues name teams as well; what waits is told under the name that attribution gives."""
     path = written("q.csv", "at,workload_id,gpus,team\n2025-10-01T00:30:00Z,w,2,(unattributed)\n")
     assert run("import", "queue", path)[0] == 0
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         (queue,) = queues(connection, OCTOBER, OCTOBER + HOUR, "team")
     assert list(queue.gpus) == ["tag:(unattributed)"]

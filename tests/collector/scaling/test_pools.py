@@ -10,7 +10,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-import sqlalchemy as sa
 
 from fakes.collector import running
 from gpuledger_collector.accounting.period import HOUR_MS
@@ -21,7 +20,6 @@ from gpuledger_collector.notifications.webhooks import WebhookTransport
 from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
-from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.notifications.outbox import Outbox
 
@@ -37,13 +35,13 @@ SECRET = b"a secret of the hook"
 
 
 @pytest.fixture
-def store(database) -> ScalingStore:
-    return ScalingStore(lambda: database.engine)
+def store(database) -> Database:
+    return database
 
 
 def rows(database, query):
-    with database.engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(sa.text(query))]
+    with database.connect() as connection:
+        return [tuple(row) for row in connection.execute(query)]
 
 
 REFUSED = (
@@ -75,7 +73,7 @@ def test_applied_terms_are_in_force_audited_and_the_same_again_changes_nothing(p
         "pools: 0 added, 0 superseded, 1 unchanged"
         in pool(**ACTING, utilization=0.8, cooldown_s=600, lead_time_s=900)[1]
     )
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         (terms,) = scaling.terms(connection).values()
     assert terms.limits.headroom == pytest.approx(0.25)
     assert (terms.limits.cooldown_ms, terms.lead_ms, terms.mode, terms.webhook) == (600_000, 900_000, "act", "capacity")
@@ -171,7 +169,7 @@ def test_an_outcome_is_what_came_while_the_decision_served(ledger, pool, store, 
     assert found == [
         (day, day, (18 * 16 + 6 * 24) * 3600.0, 6 * 4 * 3600.0, 18 * 4 * 3600.0, "USD", 18 * 4 * 2 * 1_000_000)
     ]
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         kinds = scaling.sums(connection, hour_ms - 28 * day)
     assert kinds["train", "wait"] == sum(row[0] for row in rows(database, "SELECT wait_gpu_s FROM scaling_outcome"))
     assert set(kinds) == {("train", kind) for kind in scaling.KINDS}
@@ -237,10 +235,8 @@ def test_stale_demand_is_never_decided_on(ledger, store, hour_ms, database, pool
     pool(**ACTING)
     made = advise_scaling(store, hour_ms)
     assert made["train"] is not None
-    with database.engine.begin() as connection:
-        connection.execute(
-            sa.text("UPDATE imported_usage SET end_ms = :at WHERE end_ms IS NULL"), {"at": hour_ms - 20 * HOUR_MS}
-        )
+    with database.transaction() as connection:
+        connection.execute("UPDATE imported_usage SET end_ms = %s WHERE end_ms IS NULL", (hour_ms - 20 * HOUR_MS,))
     before = rows(database, "SELECT count(*) FROM scaling_decision")
     assert advise_scaling(store, hour_ms + 1000)["train"] is None
     assert rows(database, "SELECT count(*) FROM scaling_decision") == before
@@ -289,12 +285,12 @@ def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_placements(
             (hour_ms - 26 * HOUR_MS, hour_ms - 24 * HOUR_MS),
         )
         for _ in range(2):
-            scaling.forget_old(connection, later_ms)
-            queues.forget_old(connection, later_ms)
+            scaling.expire(connection, later_ms)
+            queues.expire(connection, later_ms)
         assert rows(database, "SELECT id FROM scaling_decision") == [(known[2][0],)]
         assert rows(database, "SELECT count(*) FROM scaling_outcome") == [(0,)]
         assert rows(database, "SELECT at_ms FROM queue_reading") == [(hour_ms - 24 * HOUR_MS,)]
-        scaling.forget_old(connection, later_ms + scaling.KEEP_MS)
+        scaling.expire(connection, later_ms + scaling.KEEP_MS)
     assert rows(database, "SELECT id FROM scaling_decision") == [(known[2][0],)]
 
 

@@ -93,7 +93,7 @@ def silent(readings, pool):
 
 
 def told(database, group, start_ms, end_ms):
-    with database.engine.connect() as opened:
+    with database.connect() as opened:
         return demand.queues(opened, start_ms, end_ms, group)
 
 
@@ -125,7 +125,7 @@ def check(connection, database):
                 said(connection, group, start_ms, end_ms)
             )
     readings = said(connection, "pool", NOW_MS - 56 * DAY_MS, NOW_MS + 1)
-    with database.engine.connect() as opened:
+    with database.connect() as opened:
         for pool in ("train", "infer", ""):
             assert scaling.silence(opened, pool, NOW_MS) == silent(readings, pool)
 

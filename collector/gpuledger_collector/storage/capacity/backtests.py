@@ -1,17 +1,14 @@
-"""Kept forecasts in Postgres, and what came of them."""
+"""Stored forecasts and their scores."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
+from psycopg.rows import namedtuple_row
 
 from gpuledger_collector.accounting.period import HOUR_MS
-from gpuledger_collector.insight.forecast import Workloads
 from gpuledger_collector.insight.forecast_history import (
     HORIZON_HOURS,
     ForecastRecord,
@@ -19,110 +16,76 @@ from gpuledger_collector.insight.forecast_history import (
     StoredForecast,
     summarize_scores,
 )
-from gpuledger_collector.insight.series import Series
-from gpuledger_collector.storage.capacity import demand
-
-_KEY = "grouped = :grouped AND series = :series AND origin_ms = :origin_ms AND step_ms = :step_ms"
+from gpuledger_collector.storage.locks import Connection
 
 
-@dataclass(frozen=True)
-class ForecastStore:
-    """Where forecasts are kept (jobs.store_forecasts.Forecasts)."""
-
-    engine: Callable[[], Engine]
-
-    @contextmanager
-    def unit(self) -> Iterator[ForecastUnit]:
-        """A transaction, undone when the block raises."""
-        with self.engine().begin() as connection:
-            yield ForecastUnit(connection)
-
-
-@dataclass(frozen=True)
-class ForecastUnit:
-    """What the job reads and writes, over one connection inside a transaction."""
-
-    connection: Connection
-
-    def demand(self, start_ms: int, end_ms: int, group: str) -> Sequence[Series]:
-        """Hourly demand."""
-        return demand.demand(self.connection, start_ms, end_ms, group)
-
-    def lives(self, start_ms: int, end_ms: int, group: str) -> Mapping[str, Workloads]:
-        """The workloads behind it."""
-        return demand.lives(self.connection, start_ms, end_ms, group)
-
-    def kept(self, group: str, since_ms: int) -> Sequence[StoredForecast]:
-        """Forecasts kept since an origin."""
-        rows = self.connection.execute(
-            sa.text(
-                "SELECT * FROM backtest WHERE grouped = :grouped AND origin_ms >= :since ORDER BY origin_ms, series"
-            ),
-            {"grouped": group, "since": since_ms},
+def stored(connection: Connection, group: str, since_ms: int) -> list[StoredForecast]:
+    """Forecasts stored since an origin, by origin and series."""
+    with connection.cursor(row_factory=namedtuple_row) as cursor:
+        rows = cursor.execute(
+            "SELECT * FROM backtest WHERE grouped = %s AND origin_ms >= %s ORDER BY origin_ms, series",
+            (group, since_ms),
         )
-        return [_kept(row) for row in rows]
+        return [_forecast(row) for row in rows]
 
-    def put(self, made: Sequence[StoredForecast]) -> None:
-        """Keep these; one that is there already stays."""
-        if not made:
-            return
-        self.connection.execute(
-            sa.text(
-                "INSERT INTO backtest (grouped, series, origin_ms, step_ms, horizon_ms, made_ms, replayed, forecast, "
-                "known, inside, under) VALUES (:grouped, :series, :origin_ms, :step_ms, :horizon_ms, :made_ms, "
-                ":replayed, CAST(:forecast AS jsonb), 0, 0, '{}') ON CONFLICT DO NOTHING"
-            ),
-            [
-                {
-                    "grouped": one.grouped,
-                    "series": one.series,
-                    "origin_ms": one.origin_ms,
-                    "step_ms": HOUR_MS,
-                    "horizon_ms": HORIZON_HOURS * HOUR_MS,
-                    "made_ms": one.made_ms,
-                    "replayed": one.replayed,
-                    "forecast": json.dumps(
-                        {
-                            "quantiles": one.quantiles,
-                            "values": one.values,
-                            "naive": one.naive,
-                            "models": dict(one.models),
-                            "note": one.note,
-                        }
-                    ),
-                }
-                for one in made
-            ],
+
+def put(connection: Connection, forecasts: Iterable[StoredForecast]) -> None:
+    """Store forecasts; one that is stored already stays as it is."""
+    rows = []
+    for forecast in forecasts:
+        content = {
+            "quantiles": forecast.quantiles,
+            "values": forecast.values,
+            "naive": forecast.naive,
+            "models": dict(forecast.models),
+            "note": forecast.note,
+        }
+        rows.append(
+            (
+                forecast.grouped,
+                forecast.series,
+                forecast.origin_ms,
+                HOUR_MS,
+                HORIZON_HOURS * HOUR_MS,
+                forecast.made_ms,
+                forecast.replayed,
+                json.dumps(content),
+            )
         )
-
-    def score(self, kept: StoredForecast, score: ForecastScore, now_ms: int) -> None:
-        """Note what came of one."""
-        self.connection.execute(
-            sa.text(
-                "UPDATE backtest SET known = :known, inside = :inside, under = CAST(:under AS jsonb), loss = :loss, "
-                f"naive_loss = :naive_loss, actual = :actual, scored_ms = :now_ms WHERE {_KEY}"
-            ),
-            {
-                "grouped": kept.grouped,
-                "series": kept.series,
-                "origin_ms": kept.origin_ms,
-                "step_ms": HOUR_MS,
-                "known": score.known,
-                "inside": score.inside,
-                "under": json.dumps(dict(score.under)),
-                "loss": score.loss,
-                "naive_loss": score.naive_loss,
-                "actual": score.actual,
-                "now_ms": now_ms,
-            },
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO backtest (grouped, series, origin_ms, step_ms, horizon_ms, made_ms, replayed, forecast, "
+            "known, inside, under) VALUES (%s, %s, %s, %s, %s, %s, %s, %s::jsonb, 0, 0, '{}') ON CONFLICT DO NOTHING",
+            rows,
         )
 
 
-def _kept(row: sa.Row[tuple[object, ...]]) -> StoredForecast:
-    made = row.forecast
+def put_score(connection: Connection, forecast: StoredForecast, score: ForecastScore, now_ms: int) -> None:
+    """Store the score of a forecast."""
+    connection.execute(
+        "UPDATE backtest SET known = %s, inside = %s, under = %s::jsonb, loss = %s, naive_loss = %s, actual = %s, "
+        "scored_ms = %s WHERE grouped = %s AND series = %s AND origin_ms = %s AND step_ms = %s",
+        (
+            score.known,
+            score.inside,
+            json.dumps(dict(score.under)),
+            score.loss,
+            score.naive_loss,
+            score.actual,
+            now_ms,
+            forecast.grouped,
+            forecast.series,
+            forecast.origin_ms,
+            HOUR_MS,
+        ),
+    )
+
+
+def _forecast(row: Any) -> StoredForecast:
+    content = row.forecast
 
     def rows(name: str) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(one) for one in made[name])
+        return tuple(tuple(values) for values in content[name])
 
     return StoredForecast(
         row.grouped,
@@ -130,27 +93,23 @@ def _kept(row: sa.Row[tuple[object, ...]]) -> StoredForecast:
         row.origin_ms,
         row.made_ms,
         row.replayed,
-        tuple(made["quantiles"]),
+        tuple(content["quantiles"]),
         rows("values"),
         rows("naive"),
-        made["models"],
-        made["note"],
+        content["models"],
+        content["note"],
     )
 
 
 def records(connection: Connection, group: str, only: str | None = None) -> list[ForecastRecord]:
-    """How good the kept forecasts of each series were, by name."""
-    found: dict[str, list[tuple[bool, ForecastScore]]] = {}
+    """How good the stored forecasts of each series were, by name."""
+    scores: dict[str, list[tuple[bool, ForecastScore]]] = {}
     rows = connection.execute(
-        sa.text(
-            "SELECT series, replayed, known, inside, under, loss, naive_loss, actual FROM backtest "
-            "WHERE grouped = :grouped AND (CAST(:only AS text) IS NULL OR series = :only) ORDER BY series, origin_ms"
-        ),
+        "SELECT series, replayed, known, inside, under, coalesce(loss, 0), coalesce(naive_loss, 0), "
+        "coalesce(actual, 0) FROM backtest WHERE grouped = %(grouped)s AND (%(only)s::text IS NULL OR "
+        "series = %(only)s) ORDER BY series, origin_ms",
         {"grouped": group, "only": only},
     )
-    for row in rows:
-        score = ForecastScore(
-            row.known, row.inside, row.under, row.loss or 0.0, row.naive_loss or 0.0, row.actual or 0.0
-        )
-        found.setdefault(row.series, []).append((row.replayed, score))
-    return [summarize_scores(name, scores) for name, scores in found.items()]
+    for series, replayed, *score in rows:
+        scores.setdefault(series, []).append((replayed, ForecastScore(*score)))
+    return [summarize_scores(name, scores_of_series) for name, scores_of_series in scores.items()]

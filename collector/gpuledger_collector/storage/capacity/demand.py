@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from psycopg.rows import namedtuple_row
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -33,6 +32,7 @@ from gpuledger_collector.insight.forecast.workloads import STILL_RUNNING, Worklo
 from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage.capacity.queues import summed_by
 from gpuledger_collector.storage.ledger import rules, workloads
+from gpuledger_collector.storage.locks import Connection
 
 GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""
@@ -43,37 +43,38 @@ _MICRO = 1_000_000
 _QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 """Where a queue's items name the group; a scheduler knows no other level."""
 
-_STAYS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms, coalesce(c.out_ms, :end_ms) AS out_ms, c.gpu_micro
+_PLACEMENTS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms,
+        coalesce(c.out_ms, %(end_ms)s) AS out_ms, c.gpu_micro
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id
-    WHERE c.in_ms < :end_ms AND (c.out_ms IS NULL OR c.out_ms > :start_ms)"""
-_USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), :step_ms) AS
+    WHERE c.in_ms < %(end_ms)s AND (c.out_ms IS NULL OR c.out_ms > %(start_ms)s)"""
+_USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), %(step_ms)s) AS
     held_ms FROM (
         SELECT s.accelerator_id, s.workload_id, s.state, at,
                (CASE WHEN s.state = 'held' THEN s.held_ms ELSE s.end_ms - s.start_ms END)::float
-               * (least(s.end_ms, at + :step_ms) - greatest(s.start_ms, at)) / (s.end_ms - s.start_ms) AS part
-        FROM usage_interval s, generate_series(greatest(s.start_ms, :start_ms) / :step_ms * :step_ms,
-                                        least(s.end_ms, :end_ms) - 1, :step_ms) AS at
-        WHERE s.start_ms >= :start_ms - 86400000 AND s.start_ms < :end_ms AND s.end_ms > :start_ms
+               * (least(s.end_ms, at + %(step_ms)s) - greatest(s.start_ms, at)) / (s.end_ms - s.start_ms) AS part
+        FROM usage_interval s, generate_series(greatest(s.start_ms, %(start_ms)s) / %(step_ms)s * %(step_ms)s,
+                                        least(s.end_ms, %(end_ms)s) - 1, %(step_ms)s) AS at
+        WHERE s.start_ms >= %(start_ms)s - 86400000 AND s.start_ms < %(end_ms)s AND s.end_ms > %(start_ms)s
               AND s.end_ms > s.start_ms AND s.state <> 'present') AS parts GROUP BY 1, 2, 3, 4)"""
-_HELD = """WITH stay AS ({placements})
-    SELECT stay.grouped, u.hour_ms / :step_ms * :step_ms AS hour_ms,
-           sum(u.held_ms * stay.gpu_micro) FILTER (WHERE u.state = 'held') AS held,
-           sum(u.held_ms * stay.gpu_micro) AS seen
-    FROM {use} u JOIN stay ON stay.accelerator_id = u.accelerator_id
-         AND u.hour_ms + :step_ms - 1 >= stay.in_ms AND u.hour_ms < stay.out_ms
-    WHERE u.hour_ms >= :start_ms AND u.hour_ms < :end_ms
+_HELD = """WITH placement AS ({placements})
+    SELECT placement.grouped, u.hour_ms / %(step_ms)s * %(step_ms)s AS hour_ms,
+           sum(u.held_ms * placement.gpu_micro) FILTER (WHERE u.state = 'held') AS held,
+           sum(u.held_ms * placement.gpu_micro) AS seen
+    FROM {use} u JOIN placement ON placement.accelerator_id = u.accelerator_id
+         AND u.hour_ms + %(step_ms)s - 1 >= placement.in_ms AND u.hour_ms < placement.out_ms
+    WHERE u.hour_ms >= %(start_ms)s AND u.hour_ms < %(end_ms)s
     GROUP BY 1, 2"""
-_BY_WORKLOAD = """WITH stay AS ({placements})
-    SELECT u.workload_id, stay.grouped AS pool, u.hour_ms / :step_ms * :step_ms AS hour_ms,
-           sum(u.held_ms * stay.gpu_micro) AS held
-    FROM {use} u JOIN stay ON stay.accelerator_id = u.accelerator_id
-         AND u.hour_ms + :step_ms - 1 >= stay.in_ms AND u.hour_ms < stay.out_ms
-    WHERE u.hour_ms >= :start_ms AND u.hour_ms < :end_ms AND u.state = 'held' AND u.workload_id IS NOT NULL
+_BY_WORKLOAD = """WITH placement AS ({placements})
+    SELECT u.workload_id, placement.grouped AS pool, u.hour_ms / %(step_ms)s * %(step_ms)s AS hour_ms,
+           sum(u.held_ms * placement.gpu_micro) AS held
+    FROM {use} u JOIN placement ON placement.accelerator_id = u.accelerator_id
+         AND u.hour_ms + %(step_ms)s - 1 >= placement.in_ms AND u.hour_ms < placement.out_ms
+    WHERE u.hour_ms >= %(start_ms)s AND u.hour_ms < %(end_ms)s AND u.state = 'held' AND u.workload_id IS NOT NULL
     GROUP BY 1, 2, 3"""
 _COUNTED = """SELECT {group} AS grouped, workload_id, pool, gpu_micro, start_ms,
-        least(coalesce(end_ms, :end_ms), :end_ms) AS end_ms
-    FROM imported_usage WHERE start_ms < :end_ms AND (end_ms IS NULL OR end_ms > :start_ms)"""
-_READ = "FROM queue_reading {more} WHERE at_ms >= :start_ms AND at_ms < :end_ms"
+        least(coalesce(end_ms, %(end_ms)s), %(end_ms)s) AS end_ms
+    FROM imported_usage WHERE start_ms < %(end_ms)s AND (end_ms IS NULL OR end_ms > %(start_ms)s)"""
+_READ = "FROM queue_reading {more} WHERE at_ms >= %(start_ms)s AND at_ms < %(end_ms)s"
 _LATEST = f"SELECT DISTINCT ON (source) waiting {_READ.format(more='')} ORDER BY source, at_ms DESC"
 _SUMMED = (
     f"SELECT source, at_ms, pools AS names, pool_gpu_micro AS micro {_READ.format(more='')} AND summed_at = received_at"
@@ -83,19 +84,19 @@ _PACKED = """SELECT source, names, string_agg(int8send(at_ms), '') AS at_ms, str
     FROM ({read}) AS read GROUP BY source, names"""
 """Readings that name the same groups in a row, as Postgres sends numbers: as objects they would cost a hundred times as
 much. Both aggregates see the readings in the same order, whichever that is."""
-_DRAWN = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WHERE state = 'held') AS held,
+_ROLLED_UP = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WHERE state = 'held') AS held,
         sum(gpu_ns) AS seen
-    FROM owner_5min WHERE at_ms >= :start_ms AND at_ms < :end_ms AND (CAST(:only AS text) IS NULL OR pool = :only)
+    FROM owner_5min WHERE at_ms >= %(start_ms)s AND at_ms < %(end_ms)s AND (%(only)s::text IS NULL OR pool = %(only)s)
     GROUP BY 1, 2"""
-_DRAWN_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN conservation_check p USING (day_ms)
-    WHERE s.proved_at = p.proved_at AND p.until_ms <= :end_ms"""
-_LIVES = """WITH stay AS ({placements}), used AS (
-        SELECT stay.grouped, u.workload_id, u.hour_ms / 3600000 * 3600000 AS hour_ms,
-               sum(u.held_ms * stay.gpu_micro) / 3600000.0 AS held,
-               sum(stay.gpu_micro) AS there
-        FROM usage_hour u JOIN stay ON stay.accelerator_id = u.accelerator_id
-             AND u.hour_ms + 3599999 >= stay.in_ms AND u.hour_ms < stay.out_ms
-        WHERE u.hour_ms >= :start_ms AND u.hour_ms < :end_ms AND u.state = 'held' AND u.workload_id IS NOT NULL
+_ROLLED_UP_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN conservation_check p USING (day_ms)
+    WHERE s.proved_at = p.proved_at AND p.until_ms <= %(end_ms)s"""
+_LIVES = """WITH placement AS ({placements}), used AS (
+        SELECT placement.grouped, u.workload_id, u.hour_ms / 3600000 * 3600000 AS hour_ms,
+               sum(u.held_ms * placement.gpu_micro) / 3600000.0 AS held,
+               sum(placement.gpu_micro) AS there
+        FROM usage_hour u JOIN placement ON placement.accelerator_id = u.accelerator_id
+             AND u.hour_ms + 3599999 >= placement.in_ms AND u.hour_ms < placement.out_ms
+        WHERE u.hour_ms >= %(start_ms)s AND u.hour_ms < %(end_ms)s AND u.state = 'held' AND u.workload_id IS NOT NULL
         GROUP BY 1, 2, 3)
     SELECT used.grouped, coalesce(w.tags->>'team', w.account, w.user_name, '') AS owner, min(used.hour_ms) AS first_ms,
            max(used.hour_ms) AS last_ms, max(used.held) AS most, max(used.there) AS there,
@@ -105,40 +106,49 @@ _LIVES = """WITH stay AS ({placements}), used AS (
 _IMPORTED_LIVES = """SELECT {group} AS grouped, coalesce(w.tags->>'team', w.account, w.user_name, '') AS owner,
         u.start_ms, u.end_ms, u.gpu_micro
     FROM imported_usage u JOIN workload w ON w.id = u.workload_id
-    WHERE u.start_ms < :end_ms AND (u.end_ms IS NULL OR u.end_ms > :start_ms)"""
+    WHERE u.start_ms < %(end_ms)s AND (u.end_ms IS NULL OR u.end_ms > %(start_ms)s)"""
+
+
+def _select(connection: Connection, query: str, values: Mapping[str, object]) -> list[Any]:
+    """Rows with their columns as attributes."""
+    with connection.cursor(row_factory=namedtuple_row) as cursor:
+        return cursor.execute(query.encode(), values).fetchall()
 
 
 def evidence(
     connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS
 ) -> tuple[list[GroupUsage], list[CapacitySpan], list[CapacitySpan]]:
     """Held time, capacity and imported usage of a period of whole steps, by `pool` or `model`."""
-    period = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
-    placements = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
-    held = [
+    query = _HELD.format(placements=_placements(group), use=_use(step_ms))
+    values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
+    return _usage(connection, query, values), *_capacity(connection, start_ms, end_ms, group)
+
+
+def _usage(connection: Connection, query: str, values: Mapping[str, object]) -> list[GroupUsage]:
+    return [
         GroupUsage(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
-        for row in connection.execute(sa.text(_HELD.format(placements=placements, use=_use(step_ms))), period)
+        for row in _select(connection, query, values)
     ]
-    capacity, counted = _there(connection, start_ms, end_ms, group)
-    return held, capacity, counted
 
 
-def _there(
+def _capacity(
     connection: Connection, start_ms: int, end_ms: int, group: str
 ) -> tuple[list[CapacitySpan], list[CapacitySpan]]:
     """Capacity and imported usage of a period, by `pool` or `model`."""
     period = {"start_ms": start_ms, "end_ms": end_ms}
-    placements = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
     capacity = [
         CapacitySpan(row.grouped, row.gpu_micro / _MICRO, row.in_ms, row.out_ms)
-        for row in connection.execute(sa.text(placements), period)
+        for row in _select(connection, _placements(group), period)
     ]
-    counted = [
+    imported = [
         CapacitySpan(row.grouped, row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
-        for row in connection.execute(
-            sa.text(_COUNTED.format(group="pool" if group == "pool" else "gpu_model")), period
-        )
+        for row in _select(connection, _COUNTED.format(group="pool" if group == "pool" else "gpu_model"), period)
     ]
-    return capacity, counted
+    return capacity, imported
+
+
+def _placements(group: str) -> str:
+    return _PLACEMENTS.format(group="c.pool" if group == "pool" else "a.model")
 
 
 def _use(step_ms: int) -> str:
@@ -157,37 +167,34 @@ def demand(connection: Connection, start_ms: int, end_ms: int, group: str, step_
 
 
 def fine(connection: Connection, start_ms: int, end_ms: int, only: str | None = None) -> list[Series]:
-    """GPUs held per pool over whole five minutes, by name: weeks that cost little to read. Queues are not in it."""
-    step = STEPS_MS[0]
-    period = {"start_ms": start_ms, "end_ms": end_ms}
-    drawn_ms = connection.execute(sa.text(_DRAWN_UNTIL), period).scalar() or start_ms
-    # What came late within the last hour before is in the usage intervals already, and not in the drawing yet.
-    since_ms = max(start_ms, (drawn_ms - HOUR_MS) // step * step, (end_ms - TAIL_MS) // step * step)
-    drawn = [
-        GroupUsage(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
-        for row in connection.execute(sa.text(_DRAWN), {"start_ms": start_ms, "end_ms": since_ms, "only": only})
-    ]
-    newest, _, _ = evidence(connection, since_ms, end_ms, "pool", step)
-    capacity, counted = _there(connection, start_ms, end_ms, "pool")
-    found = group_demand(start_ms, end_ms, step, [*drawn, *newest], capacity, counted)
-    return [one for one in found if only in {None, one.name}]
+    """Held GPUs of each pool over whole five minutes, by name; cheap for weeks, and without what queues hold."""
+    step_ms = STEPS_MS[0]
+    row = connection.execute(_ROLLED_UP_UNTIL, {"end_ms": end_ms}).fetchone()
+    until_ms = start_ms if row is None or row[0] is None else row[0]
+    # The last rolled-up hour is read from usage intervals: late evidence of it is there, but not in the series yet.
+    since_ms = max(start_ms, (until_ms - HOUR_MS) // step_ms * step_ms, (end_ms - TAIL_MS) // step_ms * step_ms)
+    rolled_up = _usage(connection, _ROLLED_UP, {"start_ms": start_ms, "end_ms": since_ms, "only": only})
+    newest, _, _ = evidence(connection, since_ms, end_ms, "pool", step_ms)
+    series = group_demand(
+        start_ms, end_ms, step_ms, [*rolled_up, *newest], *_capacity(connection, start_ms, end_ms, "pool")
+    )
+    return [pool for pool in series if only in {None, pool.name}]
 
 
 def _by_owner(connection: Connection, start_ms: int, end_ms: int, level: str, step_ms: int) -> list[Series]:
     """Series by one level of the owner tree: workloads attributed by the rules in force at each step."""
-    period = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
-    placements = _STAYS.format(group="c.pool")
-    used = connection.execute(sa.text(_BY_WORKLOAD.format(placements=placements, use=_use(step_ms))), period).all()
-    counted = connection.execute(sa.text(_COUNTED.format(group="pool")), period).all()
-    raw: Any = connection.connection.driver_connection
-    known = workloads.facts(raw, sorted({row.workload_id for row in [*used, *counted]}))
-    attribution = Attribution(rules.current(raw))
+    values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
+    query = _BY_WORKLOAD.format(placements=_placements("pool"), use=_use(step_ms))
+    used = _select(connection, query, values)
+    imported = _select(connection, _COUNTED.format(group="pool"), values)
+    facts = workloads.facts(connection, sorted({row.workload_id for row in [*used, *imported]}))
+    attribution = Attribution(rules.current(connection))
     fleet, capacity, _ = evidence(connection, start_ms, end_ms, "pool", step_ms)
     observed = {span.group for span in capacity}
 
     def owner(workload_id: int, pool: str, at_ms: int) -> str:
-        facts: WorkloadFacts = replace(known[workload_id], pool=pool)
-        return attribution.owner_of(facts, at_ms).level(level)
+        workload: WorkloadFacts = replace(facts[workload_id], pool=pool)
+        return attribution.owner_of(workload, at_ms).level(level)
 
     held = [
         GroupUsage(owner(row.workload_id, row.pool, row.hour_ms), row.hour_ms, float(row.held) / _MICRO, 0.0)
@@ -195,16 +202,17 @@ def _by_owner(connection: Connection, start_ms: int, end_ms: int, level: str, st
     ]
     spans = [
         CapacitySpan(owner(row.workload_id, row.pool, row.start_ms), row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
-        for row in counted
+        for row in imported
         if row.pool not in observed
     ]
-    return [one for one in owner_demand(start_ms, end_ms, step_ms, held, fleet, capacity, spans) if one.name]
+    series = owner_demand(start_ms, end_ms, step_ms, held, fleet, capacity, spans)
+    return [owner_series for owner_series in series if owner_series.name]
 
 
 def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> list[QueueReadings]:
-    """Every reading of a queue in a period, summed by group, by source; none for a level that schedulers do not know.
+    """Every queue reading of a period, summed by group, by source; none for a level that schedulers do not know.
 
-    By pool the kept sums are read, and what waits itself only where they are missing or of an older reading.
+    By pool the stored sums are read; the queue items only where sums are missing or of an older reading.
     """
     name = _QUEUED.get(group)
     if name is None:
@@ -213,82 +221,90 @@ def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> li
     read = f"SELECT source, at_ms, names, micro {_READ.format(more=summed)}"
     if name == "pool":
         read = f"{_SUMMED} UNION ALL {read} AND {_TO_SUM}"
-    period = {"start_ms": start_ms, "end_ms": end_ms}
-    by_source: dict[str, list[_Named]] = {}
-    for row in connection.execute(sa.text(_PACKED.format(read=read)), period):
+    by_source: dict[str, list[_Readings]] = {}
+    for row in _select(connection, _PACKED.format(read=read), {"start_ms": start_ms, "end_ms": end_ms}):
         at_ms = np.frombuffer(row.at_ms, dtype=">i8").astype(np.int64)
         by_source.setdefault(row.source, []).append((tuple(row.names), at_ms, _arrays(row.micro, len(row.names))))
-    return [_queue(source, found, group) for source, found in sorted(by_source.items())]
+    return [_queue(source, readings, group) for source, readings in sorted(by_source.items())]
 
 
-_Named = tuple[tuple[str, ...], Ints, Ints]
-"""Groups, instants, and by instant and group the millionths of a GPU."""
+_Readings = tuple[tuple[str, ...], Ints, Ints]
+"""Groups, instants, and millionths of a GPU by instant and group."""
 
 
 def _arrays(packed: bytes, length: int) -> Ints:
-    """Arrays of so many bigints, as array_send puts them: 20 bytes of head, then each number behind its own size."""
+    """Arrays of `length` bigints as array_send packs them: a header of 20 bytes, then each number after its size."""
     if not length:
         return np.zeros((0, 0), dtype=np.int64)
     number = np.dtype([("size", ">i4"), ("value", ">i8")])
-    read = np.frombuffer(packed, dtype=np.dtype([("head", "V20"), ("numbers", number, (length,))]))
-    return read["numbers"]["value"].astype(np.int64)
+    record = np.dtype([("header", "V20"), ("numbers", number, (length,))])
+    return np.frombuffer(packed, dtype=record)["numbers"]["value"].astype(np.int64)
 
 
-def _queue(source: str, found: Sequence[_Named], group: str) -> QueueReadings:
-    at_ms = np.concatenate([one[1] for one in found])
+def _queue(source: str, readings: Sequence[_Readings], group: str) -> QueueReadings:
+    at_ms = np.concatenate([instants for _, instants, _ in readings])
     order = np.argsort(at_ms)
     gpus: dict[str, Floats] = {}
     start = 0
-    for names, instants, micro in found:
+    for names, instants, micro in readings:
         end = start + len(instants)
-        for place, name in enumerate(names):
-            # A team that waits is called like the team that holds, whose name attribution has escaped.
+        for column, name in enumerate(names):
+            # Attribution escapes the names of teams that hold GPUs; those that wait must have the same names.
             shown = escaped(name) if group in LEVELS else name
-            gpus.setdefault(shown, np.full(len(at_ms), np.nan))[start:end] = micro[:, place] / _MICRO
+            gpus.setdefault(shown, np.full(len(at_ms), np.nan))[start:end] = micro[:, column] / _MICRO
         start = end
     return QueueReadings(source, at_ms[order], {name: values[order] for name, values in gpus.items()})
 
 
 def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Mapping[str, Workloads]:
-    """The workloads behind the demand of each pool or model, with what waits at the end; nothing for owners' levels.
+    """The workloads behind the demand of each pool or model, and what waits at the end; none for owner levels.
 
-    From the hourly ledger the first and last hour of a workload say how much of them it held, which gives its start and
-    end to within that; imported usage says them exactly.
+    Hourly usage says how much of its first and last hour a workload held, which gives its start and end to within that;
+    imported usage has the exact times.
     """
     if group not in {"pool", "model"}:
         return {}
     period = {"start_ms": start_ms, "end_ms": end_ms}
-    placements = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
-    rows: dict[str, list[tuple[int, int, float, str]]] = {}
-    for row in connection.execute(sa.text(_LIVES.format(placements=placements)), period):
+    rows: dict[str, list[_Life]] = {}
+    for row in _select(connection, _LIVES.format(placements=_placements(group)), period):
         gpus = float(row.most if row.last_ms - row.first_ms >= 2 * HOUR_MS else row.there) / _MICRO
-        begun = row.first_ms + HOUR_MS - round(min(1.0, float(row.first_held) / _MICRO / gpus) * HOUR_MS)
+        begun_ms = row.first_ms + HOUR_MS - _held_part(row.first_held, gpus)
         if row.first_ms == row.last_ms:
-            begun = row.first_ms
-        ended = row.last_ms + round(min(1.0, float(row.last_held) / _MICRO / gpus) * HOUR_MS)
-        rows.setdefault(row.grouped, []).append((begun, STILL_RUNNING if ended >= end_ms else ended, gpus, row.owner))
-    imported = _IMPORTED_LIVES.format(group="u.pool" if group == "pool" else "u.gpu_model")
+            begun_ms = row.first_ms
+        ended_ms = row.last_ms + _held_part(row.last_held, gpus)
+        life = begun_ms, STILL_RUNNING if ended_ms >= end_ms else ended_ms, gpus, row.owner
+        rows.setdefault(row.grouped, []).append(life)
     observed = set(rows)
-    for row in connection.execute(sa.text(imported), period):
+    imported = _IMPORTED_LIVES.format(group="u.pool" if group == "pool" else "u.gpu_model")
+    for row in _select(connection, imported, period):
         if row.grouped not in observed:
-            end = STILL_RUNNING if row.end_ms is None else row.end_ms
-            rows.setdefault(row.grouped, []).append((row.start_ms, end, row.gpu_micro / _MICRO, row.owner))
+            ended_ms = STILL_RUNNING if row.end_ms is None else row.end_ms
+            rows.setdefault(row.grouped, []).append((row.start_ms, ended_ms, row.gpu_micro / _MICRO, row.owner))
     waits = _waiting(connection, end_ms, _QUEUED[group])
-    return {name: _lives(mine, end_ms, waits.get(name, {})) for name, mine in rows.items()}
+    return {name: _workloads(lives_of_group, end_ms, waits.get(name, {})) for name, lives_of_group in rows.items()}
+
+
+_Life = tuple[int, int, float, str]
+"""Start, end (unix ms), GPUs and owner of a workload."""
+
+
+def _held_part(held_micro: Any, gpus: float) -> int:
+    """Milliseconds of an hour in which a workload held all its GPUs."""
+    return round(min(1.0, float(held_micro) / _MICRO / gpus) * HOUR_MS)
 
 
 def _waiting(connection: Connection, now_ms: int, name: str) -> dict[str, dict[str, float]]:
-    """GPUs that wait now by group and owner: the last reading of each source, while it is kept."""
-    latest = connection.execute(sa.text(_LATEST), {"start_ms": now_ms - QUEUE_VALID_MS, "end_ms": now_ms}).scalars()
-    found: dict[str, dict[str, float]] = {}
-    for item in (item for waiting in latest for item in waiting):
-        mine = found.setdefault(item[name], {})
+    """GPUs waited for now by group and owner: the last valid reading of each source."""
+    rows = connection.execute(_LATEST, {"start_ms": now_ms - QUEUE_VALID_MS, "end_ms": now_ms})
+    gpus: dict[str, dict[str, float]] = {}
+    for item in (item for (waiting,) in rows for item in waiting):
+        by_owner = gpus.setdefault(item[name], {})
         owner = item["team"] or item["account"] or item["user"]
-        mine[owner] = mine.get(owner, 0.0) + item["gpu_micro"] / _MICRO
-    return found
+        by_owner[owner] = by_owner.get(owner, 0.0) + item["gpu_micro"] / _MICRO
+    return gpus
 
 
-def _lives(rows: list[tuple[int, int, float, str]], until_ms: int, waits: Mapping[str, float]) -> Workloads:
+def _workloads(rows: list[_Life], until_ms: int, waits: Mapping[str, float]) -> Workloads:
     owners = {owner: number for number, owner in enumerate(sorted({row[3] for row in rows} | waits.keys()))}
     return Workloads(
         np.array([row[0] for row in rows], dtype=np.int64),

@@ -1,4 +1,4 @@
-"""What waits for GPUs, as a scheduler told it: the words that intake and storage share. No part of any bill."""
+"""Queue readings as schedulers report them, for intake and storage; they are no part of a bill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WaitingRow:
-    """One workload that waits for `gpu_micro` millionths of a GPU since `submitted_ms`; empty texts: not known."""
+    """A workload that has waited for `gpu_micro` millionths of a GPU since `submitted_ms`; empty text: unknown."""
 
     workload_id: str
     gpu_micro: int
@@ -22,7 +22,7 @@ class WaitingRow:
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A source's whole queue at an instant; without any row nothing waited."""
+    """The whole queue of a source at an instant; without rows nothing waited."""
 
     source: str
     at_ms: int

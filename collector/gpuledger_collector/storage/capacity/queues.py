@@ -1,8 +1,7 @@
-"""Readings of queues in Postgres: one row for a source and an instant, what waits summed by whose and where it is.
+"""Queue readings: one row for a source and an instant, with the waiting GPUs summed by owner and place.
 
-Beside what waits stands its sum by pool, because weeks of it are read at every question for capacity. `summed_at` is
-the `received_at` of the reading that was summed: where it is another one, or none, an older collector wrote the reading
-and the sums do not count. They can always be made again of what waits.
+A row also has sums by pool, because every question about capacity reads weeks of them. `summed_at` is the `received_at`
+of the reading that was summed; when they differ the sums are outdated, and are computed again from the items.
 """
 
 from __future__ import annotations
@@ -10,18 +9,15 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Sequence
-from typing import Any
-
-import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 KEEP_MS = 400 * DAY_MS
 SUMMED_DAYS = 60
-"""How far back missing sums are made: nothing that is asked all the time looks back further."""
+"""How far back missing sums are computed: no frequent query reads further back."""
 
 
 def summed_by(name: str) -> str:
@@ -46,53 +42,57 @@ _ADD = f"""INSERT INTO queue_reading AS old
 
 
 def add(connection: Connection, rows: Sequence[QueueRow], now: dt.datetime) -> ImportOutcome:
-    """Keep these readings; the same again changes nothing, another of the same source and instant replaces it.
-
-    Commits nothing.
-    """
+    """Store readings; one of the same source and instant is replaced. Commits nothing."""
     added = updated = 0
     for row in rows:
         sums = _summed(row)
-        found = connection.execute(
+        inserted = connection.execute(
             _ADD,
-            (row.source, row.at_ms, len(row.waiting), sum(one.gpu_micro for one in row.waiting), now, json.dumps(sums)),
+            (
+                row.source,
+                row.at_ms,
+                len(row.waiting),
+                sum(item.gpu_micro for item in row.waiting),
+                now,
+                json.dumps(sums),
+            ),
         ).fetchone()
-        added += found is not None and bool(found[0])
-        updated += found is not None and not found[0]
+        added += inserted is not None and bool(inserted[0])
+        updated += inserted is not None and not inserted[0]
     return ImportOutcome(added, updated, len(rows) - added - updated)
 
 
 def sum_missing(connection: Connection, now_ms: int) -> int:
-    """Make the sums of readings that have none, of the last SUMMED_DAYS, a day at a time; how many were made.
+    """Compute the missing sums of readings of the last SUMMED_DAYS; return how many.
 
-    On a connection that commits by itself no lock is held for longer than a day takes.
+    In autocommit mode each day is a transaction, so that no lock is held for longer than a day takes.
     """
     count = 0
     today_ms = now_ms - now_ms % DAY_MS
     for day_ms in range(today_ms, today_ms - SUMMED_DAYS * DAY_MS, -DAY_MS):
-        made = connection.execute(
+        result = connection.execute(
             f"UPDATE queue_reading SET (pools, pool_gpu_micro) = ({summed_by('pool')}), summed_at = received_at "
             "WHERE at_ms >= %s AND at_ms < %s AND summed_at IS DISTINCT FROM received_at",
             (day_ms, day_ms + DAY_MS),
         )
-        count += made.rowcount
+        count += result.rowcount
     return count
 
 
-def forget_old(connection: Connection, now_ms: int) -> None:
-    """Let readings go that are older than KEEP_MS: a scheduler's queue may be read every minute."""
+def expire(connection: Connection, now_ms: int) -> None:
+    """Delete readings older than KEEP_MS: a queue may be read every minute."""
     connection.execute("DELETE FROM queue_reading WHERE at_ms < %s", (now_ms - KEEP_MS,))
 
 
 def _summed(row: QueueRow) -> list[dict[str, object]]:
     sums: dict[tuple[str, ...], list[int]] = {}
     oldest: dict[tuple[str, ...], int | None] = {}
-    for one in row.waiting:
-        key = (one.pool, one.gpu_model, one.team, one.user, one.account)
+    for item in row.waiting:
+        key = (item.pool, item.gpu_model, item.team, item.user, item.account)
         entry = sums.setdefault(key, [0, 0])
-        entry[0] += one.gpu_micro
+        entry[0] += item.gpu_micro
         entry[1] += 1
-        known = [at for at in (oldest.get(key), one.submitted_ms) if at is not None]
+        known = [at for at in (oldest.get(key), item.submitted_ms) if at is not None]
         oldest[key] = min(known, default=None)
     return [
         {
