@@ -291,7 +291,7 @@ def close(dsn, start_ms, end_ms):
         )
 
 
-def test_usage_intervals_go_only_with_closed_periods_and_their_hours_placement_as_they_are(dsn):
+def test_usage_intervals_go_only_with_closed_periods_and_their_hours_stay_as_they_are(dsn):
     """Retention spares open months and the day that a closed month's last usage intervals reach into; marks fold
     nothing.
     """

@@ -265,7 +265,7 @@ def test_late_evidence_moves_capacity_back_and_another_node_ends_it(collector):
     ]
 
 
-def test_a_uuid_on_two_nodes_at_once_placements_where_it_was(collector):
+def test_a_uuid_on_two_nodes_at_once_stays_where_it_was(collector):
     """A copied UUID is counted as a contest; the inventory does not flap."""
     for seq in range(1, 4):
         start = NOON_MS + seq * 60_000

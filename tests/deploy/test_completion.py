@@ -57,7 +57,7 @@ def test_other_shells_are_asked_in_their_way(shell, tmp_path):
     assert "reconcile" not in answer.stdout
 
 
-def test_help_placements_as_it_is():
+def test_help_stays_as_it_is():
     """No option of completion on the program itself; an unknown shell is refused in a sentence."""
     shown = subprocess.run([*SHOW[:-1], "--help"], check=True, capture_output=True, text=True).stdout
     assert "--install-completion" not in shown

@@ -179,7 +179,7 @@ SERVICE_LINKS = {
 }
 
 
-def test_variables_that_kubernetes_makes_placement_out(tmp_path):
+def test_variables_that_kubernetes_makes_stay_out(tmp_path):
     """A Service `gpuledger-collector` would put variables into every pod, which are no settings: links are off."""
     with pytest.raises(SettingsError, match="GPULEDGER_COLLECTOR_PORT"):
         collector_settings.load(None, SERVICE_LINKS, tmp_path)

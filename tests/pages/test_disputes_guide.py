@@ -73,7 +73,7 @@ def test_the_guide_is_true(example, tmp_path):
     assert re.search(r"vision +48\.000000 .*96\.00", october)
     assert re.search(r"speech +24\.000000 .*48\.00", october)
     second = said["disputes show 2"]
-    assert "now team=vision bears 0.00 USD of it" in second
+    assert "now team=vision pays 0.00 USD of it" in second
     assert "2025-10 was closed, its seal is" in second
     kinds = said["reconcile --period 2025-10 --bill Big Cloud"]
     for amount, kind in (("4", "price"), ("24", "unobserved"), ("19", "tax"), ("0.7", "left out")):

@@ -222,7 +222,7 @@ def test_a_locked_table_is_waited_for_without_stopping_its_writers(dsn, newer, m
     assert [step.revision for step in done[0].done] == [PRE, POST]
 
 
-def test_a_table_that_placements_locked_is_told_in_one_sentence(dsn, newer, monkeypatch):
+def test_a_table_that_stays_locked_is_told_in_one_sentence(dsn, newer, monkeypatch):
     """After the last try; what was migrated before stays, the rest can be run again."""
     monkeypatch.setattr(migrate, "LOCK_PAUSE_SECONDS", 0)
     monkeypatch.setattr(migrate, "LOCK_TRIES", 1)

@@ -122,7 +122,7 @@ def test_a_gpu_that_fell_silent_shows_no_old_values(health):
     assert sampler.latest.samples["GPU-a"].health == health
 
 
-def test_a_slow_reading_placements_shown_between_its_turns():
+def test_a_slow_reading_stays_shown_between_its_turns():
     """A value of the slow tier is still there after a fast sample, until the card refuses it."""
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)

@@ -43,7 +43,7 @@ def test_little_is_open_to_a_unit(unit, most):
     assert exposure(unit) <= most
 
 
-def test_sockets_that_belong_to_root_placement_within_the_bound(tmp_path):
+def test_sockets_that_belong_to_root_stay_within_the_bound(tmp_path):
     """The drop-in for the kubelet's and Docker's sockets, put behind the unit's own lines."""
     together = tmp_path / "gpuledger-agent.service"
     service = DROP_IN.read_text().partition("[Service]\n")[2]

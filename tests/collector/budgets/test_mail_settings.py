@@ -42,7 +42,7 @@ def test_contradictions_are_named(given, said, tmp_path) -> None:
 @pytest.mark.parametrize(
     "line", ['a = "http://hooks.example.com/secret"', 'a = "secret"', "a = 1", 'a = "https://me:secret@example.com/"']
 )
-def test_hooks_are_https_and_placement_secret(line, tmp_path) -> None:
+def test_hooks_are_https_and_stay_secret(line, tmp_path) -> None:
     """A bad address is named by its name, not told."""
     path = tmp_path / "hooks.toml"
     path.write_text(line)

@@ -95,7 +95,7 @@ def test_job_facts_of_one_node_do_not_change_what_another_node_costs(world):
     assert (bill["alpha"], bill["mallory"]) == (("2.000000", "20.00"), ("3.000000", "30.00"))
 
 
-def test_a_divided_board_placements_one_board(world):
+def test_a_divided_board_stays_one_board(world):
     """Whole for 12 hours, then a half and a quarter: 24 board-hours a day, the rest stranded, in CSV and JSON."""
     world.price()
     for hour in range(48):
@@ -152,7 +152,7 @@ def test_two_teams_on_one_hour_is_a_finding(world):
     assert "to another holder at once" in world.run("reconcile", "--period", "2026-09", code=1)
 
 
-def test_a_device_of_another_node_placements_where_it_is(world):
+def test_a_device_of_another_node_stays_where_it_is(world):
     """A node that reports another's GPU between that node's own reports gets none of its time."""
     world.price()
     world.hold(SEPTEMBER_MS, 3)

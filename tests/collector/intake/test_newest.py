@@ -300,7 +300,7 @@ def test_a_database_that_dies_while_settling_takes_nothing(connection):
     assert newest_of(connection, node) == (NOON_MS + 110_000, "2")
 
 
-def test_what_the_database_refuses_does_not_placement_in_the_way(connection):
+def test_what_the_database_refuses_does_not_stay_in_the_way(connection):
     """What no row can hold is let go, and the next newest is written."""
     store, node = Store(partitions.ensure, placements.settle), "gone"
     store.deferred.add(PendingUpdates([], {1: beat_of(2**70, "ok", 0), 2: beat_of(2**70, "ok", 0)}))

@@ -221,7 +221,7 @@ def test_usage_without_a_price_is_closed_on_purpose_only(furnished, run, fleet):
     assert run("close", "--period", "2025-10", "--allow-unpriced")[0] == 0
 
 
-def test_an_open_month_placements_as_it_was(furnished, run, ledger, fleet):
+def test_an_open_month_stays_as_it_was(furnished, run, ledger, fleet):
     """Closing October binds October: the days around it are rated as before."""
     fleet.capacity(3, -2 * DAY, 40 * DAY)
     run("close", "--period", "2025-10")

@@ -94,7 +94,7 @@ def test_a_line_is_named_by_its_hash_and_only_it_moves(october):
     assert (found["team-1"], found["speech"], found["team-2"]) == ("6.00", "2.00", "6.00")
 
 
-def test_a_closed_month_placements_and_the_correction_is_in_an_open_one(october, fleet):
+def test_a_closed_month_stays_and_the_correction_is_in_an_open_one(october, fleet):
     """The close's seal holds, the correction moves exactly the contested amount, and the proof of October holds."""
     assert october("close", "--period", "2025-10")[0] == 0
     before = costs(october)

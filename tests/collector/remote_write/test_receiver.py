@@ -367,7 +367,7 @@ def test_a_full_book_is_begun_anew(collector, monkeypatch):
     assert rows(collector.dsn, "SELECT held_ms FROM usage_hour") == [(30_000,)] * 3
 
 
-def test_memory_placements_bounded_under_bombs(shared):
+def test_memory_stays_bounded_under_bombs(shared):
     """Bodies at the limit of what is taken, of many tiny series: refused or read, and the memory is given back."""
     whole = MAX_INFLATED_BYTES - 16
     empty = snappy(b"\x0a\x00" * (whole // 2))

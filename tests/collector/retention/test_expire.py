@@ -194,7 +194,7 @@ def test_what_a_slow_metric_was_at_any_kept_instant_is_still_known(dsn, fleet, s
     assert expire(Database(dsn), RetentionDays(0, 0, 2, 0), OCTOBER + 5 * DAY).states == 0
 
 
-def test_findings_go_by_their_end_and_those_that_go_on_placement(dsn, fleet, monkeypatch):
+def test_findings_go_by_their_end_and_those_that_go_on_stay(dsn, fleet, monkeypatch):
     """Some at a time; one that began long ago and ended lately stays."""
     monkeypatch.setattr("gpuledger_collector.storage.telemetry.retention.FINDINGS", 3)
     fleet.connection.execute(

@@ -95,7 +95,7 @@ def test_a_file_that_is_no_backup_leaves_nothing_behind(postgres, tmp_path):
         assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
 
 
-def test_an_erased_name_is_gone_and_the_sums_placement(two_months, run):
+def test_an_erased_name_is_gone_and_the_sums_stay(two_months, run):
     """From workloads, tags and open owners; the sealed month stays as it was sealed, and the command says so."""
     before = [bill(run, MONTH), bill(run, NOVEMBER)]
     by_user = {row["user"]: row["cost"] for row in bill(run, NOVEMBER, "team,user")}
@@ -134,7 +134,7 @@ def test_open_days_forget_at_once_and_closed_ones_get_no_correction(two_months, 
     assert two_months.connection.execute("SELECT count(*) FROM day_recompute").fetchone() == (0,)
 
 
-def test_what_only_looks_like_a_name_placements(two_months, run):
+def test_what_only_looks_like_a_name_stays(two_months, run):
     """A team that is called like the user keeps its name: only what names a user is erased."""
     two_months.workload(3, team="alice", user="carol")
     run("privacy", "erase", "alice")

@@ -24,7 +24,7 @@ def rows(dsn, query, *values):
         return connection.execute(query, values or None).fetchall()
 
 
-def test_made_up_names_go_and_those_with_evidence_placement(dsn):
+def test_made_up_names_go_and_those_with_evidence_stay(dsn):
     """A batch with workloads and accelerators that nothing of it speaks of leaves rows for some weeks only."""
     made_up = [workload(f"made-up-{number}") for number in range(50)]
     with running(dsn) as collector:

@@ -136,7 +136,7 @@ def test_no_request_writes_a_line_of_its_own_into_the_log(marked, caplog):
         assert not any(sign in said for sign in "\r\n\x1b"), said
 
 
-def test_a_statement_placements_in_its_folder(dsn, tmp_path, monkeypatch):
+def test_a_statement_stays_in_its_folder(dsn, tmp_path, monkeypatch):
     """Threat: path traversal. An owner that is called like a path is a file in the folder that was named."""
     monkeypatch.setattr(made, "FOREIGN", CLIMBING)
     folder = tmp_path / "a" / "b" / "statements"

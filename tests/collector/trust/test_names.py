@@ -91,7 +91,7 @@ def test_everything_that_is_not_seen_is_an_escape() -> None:
 
 
 @given(st.text())
-def test_an_escaped_text_is_one_line_and_placements_so(text: str) -> None:
+def test_an_escaped_text_is_one_line_and_stays_so(text: str) -> None:
     """Again it is the same; JSON reads the text back from it; lines are those of the text."""
     once = escape_text(text)
     assert escape_text(once) == once

@@ -101,7 +101,7 @@ def test_waiting_workloads_count_as_demand_of_now():
     np.testing.assert_allclose(made[0][7:, 1], 0.0)
 
 
-def test_deployments_that_placement_have_no_lifetimes():
+def test_deployments_that_stay_have_no_lifetimes():
     """Where hardly anything ends there is no answer, and the forecast is that of the series alone."""
     start = T0 + np.arange(200, dtype=np.int64) * HOUR
     placement = Workloads(start, np.full(200, STILL_RUNNING), np.ones(200), np.zeros(200, np.int64), STILL_RUNNING)

@@ -40,7 +40,7 @@ def test_the_rate_of_the_price_book(run):
     assert planned(run, "--price-book", "--pool", "spot")["rate"]["currency"] == "EUR"
 
 
-def test_a_plan_becomes_a_budget_and_the_others_placement(run, fleet):
+def test_a_plan_becomes_a_budget_and_the_others_stay(run, fleet):
     """The expected cost for the owner and days of the run, as `gpuledger budgets` shows; again, nothing changes."""
     save = ("--rate", "2.5", "--save-budget", "v7", "--owner", "team=vision,run=v7", "--from", "2025-11-20")
     made = planned(run, *save)
