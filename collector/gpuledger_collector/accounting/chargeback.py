@@ -181,6 +181,7 @@ def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocat
     allocations = allocations or Allocations()
     sums: dict[tuple[str | None, _Key], _RowSums] = {}
     for line in lines:
+        # Corrections may cancel out; a line without time and money is no row.
         if line.gpu_ns or line.cost_micro or line.idle_ns:
             sums.setdefault((line.currency, (shown_keys(line, by), line.correction_of)), _RowSums()).add(line)
     _add_allocations(sums, allocations)

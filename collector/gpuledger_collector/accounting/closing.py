@@ -69,6 +69,7 @@ def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[Share
     for currency, owners in sorted(sums.items()):
         ordered = sorted(owners.items(), key=lambda item: (-item[1], item[0]))
         digits, shared = minor_digits(currency), [shares_of[currency, owner] for owner, _ in ordered]
+        # Rounded as the chargeback rounds its rows, in the same order, so that an invoice equals its row.
         booked = to_minor_units([micro for _, micro in ordered], digits)
         for (owner, micro), minor, shared_micro, shared_minor in zip(
             ordered, booked, shared, to_minor_units(shared, digits), strict=True

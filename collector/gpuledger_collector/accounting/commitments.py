@@ -63,6 +63,7 @@ class Commitment:
         at = (hour_ms - self.starts_ms) // HOUR_MS
         if not 0 <= at < hours:
             return 0
+        # The first hours of the term carry the odd micro-units: all hours have the same weight.
         whole, odd = divmod(self.upfront_micro, hours)
         return whole + (at < odd)
 
@@ -164,6 +165,7 @@ def cover(
         for rating_interval in rating_intervals
         if rating_interval.start_ms < until_ms
     ]
+    # By name first: keys are database ids, which depend on the order of arrival.
     ordered = sorted(demands, key=lambda demand: (demand.name, demand.key))
     left = {(demand.key, at): quantity for demand in ordered for at, quantity in demand.ns.items()}
     for commitment in sorted(commitments, key=lambda commitment: commitment.precedence):

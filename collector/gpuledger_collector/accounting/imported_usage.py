@@ -85,6 +85,7 @@ def _counts(
     """What is left of each count, once nodes' own accelerators and then the rest of the pool's have been taken off."""
     if not seen:
         return list(counts)
+    # Usage that names a node gives way to that node's own accelerators before the rest of the pool is split.
     left = list(counts)
     rest = dict(seen)
     for node in sorted({usages[at].node for at in there} - {""}):

@@ -115,6 +115,7 @@ class _Timeline:
         for edge in self._edges:
             while waiting and ranked[waiting[-1]].effective_from_ms <= edge:
                 heapq.heappush(running, waiting.pop())
+            # Prices that have ended are removed only when they reach the top of the heap.
             while running and not ranked[running[0]].in_force(edge):
                 heapq.heappop(running)
             self._best.append(ranked[running[0]] if running else None)
@@ -186,6 +187,7 @@ class PriceBook:
             if model >= 0 and all(not wanted or wanted == actual for wanted, actual in named):
                 matching.append(((bool(of_node), bool(of_pool), model, bool(of_region)), place))
         key = (purchase, tuple(matching))
+        # Places with the same prices share one timeline: a fleet has many nodes and few rates.
         timeline = self._shared.get(key)
         if timeline is None:
             scored = [

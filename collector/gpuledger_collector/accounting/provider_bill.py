@@ -305,6 +305,7 @@ class _Comparing:
         inside = [(day, part) for day in self._days if (part := day.clip(span)) is not None]
         outside_ms = span.ms - sum(part.ms for _, part in inside)
         sign, weights = (-1 if total < 0 else 1), [*(part.ms for _, part in inside), outside_ms]
+        # `split` takes no negative totals; the days of a credit are split as those of a charge.
         costs = [sign * cost for cost in split(abs(total), weights)]
         if costs[-1] or outside_ms == span.ms:
             self._tell("other period", line.currency, None, match.pool, match.node, line, costs[-1])

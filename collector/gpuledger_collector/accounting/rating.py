@@ -218,6 +218,7 @@ def rate_accelerator_day(
     for interval in rating_intervals(day, book.cuts(day)):
         inside = by_interval.get(interval.start_ms, [])
         seen_ms = sum(piece.held_ms for piece in inside)
+        # Evidence beyond the capacity was held all the same; the conservation check of the day reports it.
         total_ms = max(present_ms(capacity, interval, until_ms), seen_ms)
         if total_ms == 0:
             continue
@@ -231,6 +232,7 @@ def rate_accelerator_day(
             continue
         weights = [piece.held_ms for piece in inside] + ([missing_ms] if missing_ms else [])
         total = 0 if price is None else _cost(gpu_ns(gpu_micro, total_ms), price.rate)
+        # One rounding per interval: the parts are split from the rounded total, so they always add up to it.
         costs = [total] if len(weights) == 1 else split(total, weights)
         for piece, cost in zip(inside, costs, strict=False):
             key = (price, piece.state, piece.workload_id, _owner(piece, interval, owner_of), None)
@@ -279,6 +281,7 @@ class _Part:
         activity_ns = split(part_ns, self.activity_ns) if self.state == HELD and part_ns else _NO_ACTIVITY
         energy = None
         if self.energy_mj is not None:
+            # Rounded down against what is left, so that the last part takes the remainder.
             energy = self.energy_mj * part_ns // self.gpu_ns
             self.energy_mj -= energy
         self.activity_ns = [left - taken for left, taken in zip(self.activity_ns, activity_ns, strict=True)]

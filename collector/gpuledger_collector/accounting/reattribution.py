@@ -64,6 +64,7 @@ class Reattributions:
         payer: OwnerPath | None = owner
         if self._by_key:
             for decision in self._by_key.get((workload_id, accelerator_id), ()):
+                # A later decision applies to what the earlier ones charge, not to what the rules charge.
                 if payer is not None and decision.covers(at_ms) and decision.concerns(payer):
                     payer = decision.owner
         return payer

@@ -124,6 +124,7 @@ def fold(
     for span in _spans(usage_intervals):
         first = span[0]
         accelerator_id = first.accelerator_id
+        # What an earlier span has taken is not given away again, whoever reports it.
         start = first.start_ms if cursor is None else max(first.start_ms, cursor)
         if start >= first.end_ms:
             continue

@@ -63,6 +63,7 @@ def close_period(
             f"{hours} GPU-hours have no price; add one (gpuledger prices set), or accept "
             "with --allow-unpriced that they are billed to nobody"
         )
+    # The seal covers what is billed in the period: its days' charges and the corrections booked in it.
     lines = list(reports.charges(connection, period))
     if not lines:
         raise CannotClose(f"nothing was charged in {name}: there is nothing to close")

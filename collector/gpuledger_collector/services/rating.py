@@ -62,7 +62,7 @@ def rate_usage(
     """
     with database.transaction(Lock.LEDGER) as connection:
         days = rated_days.days_to_rate(connection, period, now_ms)
-        readiness_problems = months.missing(connection, zones.calendar(connection), now_ms) is not None
+        month_missing = months.missing(connection, zones.calendar(connection), now_ms) is not None
     for done, day_ms in enumerate(days):
         if stopping():
             return done
@@ -70,7 +70,8 @@ def rate_usage(
             rate_day(connection, day_ms, now_ms, book_at_ms)
         if on_day is not None:
             on_day(done + 1, len(days))
-    while (days or readiness_problems) and not stopping():
+    # A month is added up in a transaction of its own: rating a day removes the sums of its month.
+    while (days or month_missing) and not stopping():
         with database.transaction(Lock.LEDGER) as connection:
             if not months.add_up(connection, lambda: zones.calendar(connection), now_ms):
                 break

@@ -23,6 +23,7 @@ def refresh(
     for closed in _to_correct(database, whole, now_ms if book_at_ms is None else book_at_ms):
         fold_usage(database, closed)
         rated += rate_usage(database, now_ms, closed, on_day, book_at_ms=book_at_ms)
+    # Closed months first: their corrections are booked on days of this period.
     fold_usage(database, whole)
     return rated + rate_usage(database, now_ms, whole, on_day)
 
