@@ -264,9 +264,7 @@ def test_the_month_of_a_pool_is_shown_in_money_beside_the_setting(ledger, pool, 
     assert run("scale", "backtest", "--pool", "nowhere")[0] == 2
 
 
-def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(
-    ledger, pool, store, hour_ms, database, dsn
-):
+def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(ledger, pool, store, hour_ms, database, dsn):
     """Decisions with their outcomes, and readings of queues; what is decided next still knows what was desired last."""
     ledger()
     for hours in (50, 26, 24):
