@@ -22,7 +22,7 @@ _COLUMNS = "number, at_ms, who, what, subject, before::text, after::text, previo
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that changed. `before` None: it was not there; `after` None: it is not in force any more."""
+    """A changed object. `before` None: it did not exist; `after` None: it is no longer in force."""
 
     what: str
     subject: str
@@ -32,7 +32,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of the log; `before` and `after` are the JSON texts as they were hashed."""
+    """A row of the log; `before` and `after` are the JSON texts as hashed."""
 
     number: int
     at_ms: int
@@ -45,14 +45,14 @@ class Entry:
     hash: str
 
     def seal(self) -> str:
-        """The hash that this content and this predecessor must have."""
+        """Compute the hash of this content after this predecessor."""
         parts = [self.number, self.at_ms, self.who, self.what, self.subject, self.before, self.after, self.previous]
         return hashlib.sha256(json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How many rows were looked at, the head (number, hash) of the chain, and the first fault if there is one."""
+    """Number of checked rows, the head (number, hash) of the chain, and the first fault, if any."""
 
     rows: int
     head: tuple[int, str]
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def person() -> str:
-    """Who runs this process, by the system's user database: not by what the environment says."""
+    """The user of this process by the system's user database, not by the environment."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -68,9 +68,9 @@ def person() -> str:
 
 
 def record(connection: Connection, changes: Sequence[Change], at_ms: int, who: str | None = None) -> None:
-    """Append a row for each change, in the caller's transaction, which therefore waits for other writers of the log.
+    """Append a row for each change in the caller's transaction, which waits for other writers of the log.
 
-    Under REPEATABLE READ take Lock.AUDIT before the snapshot: the head that it shows must be the newest.
+    Under REPEATABLE READ take Lock.AUDIT before the snapshot, so that the snapshot shows the latest head.
     """
     if not changes:
         return
@@ -94,14 +94,14 @@ def _text(value: Mapping[str, object] | None) -> str | None:
 
 
 def entries(connection: Connection, after: int = 0, most: int | None = None) -> Iterator[Entry]:
-    """Rows in their order, from the one after `after` on."""
+    """Read rows in order, from the one after `after`."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM audit WHERE number > %s ORDER BY number LIMIT %s", (after, most))
     for row in rows:
         yield Entry(*row)
 
 
 def newest(connection: Connection, most: int, what: str | None = None) -> list[Entry]:
-    """The last rows (of a kind), oldest first."""
+    """Read the last rows (of a kind), oldest first."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM audit WHERE what = coalesce(%s, what) ORDER BY number DESC LIMIT %s", (what, most)
     ).fetchall()
@@ -109,7 +109,7 @@ def newest(connection: Connection, most: int, what: str | None = None) -> list[E
 
 
 def verify(connection: Connection, noted: tuple[int, str] | None = None) -> Verdict:
-    """Whether every row is as it was written and in its place; `noted` is a head seen before, to be found again."""
+    """Check that every row is unchanged and in its place; `noted` is a head noted before, which must be found."""
     rows, head, fault = 0, (0, ""), None
     for entry in entries(connection):
         rows += 1

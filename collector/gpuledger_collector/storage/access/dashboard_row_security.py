@@ -23,7 +23,7 @@ _POLICY = "gpuledger_{}"
 
 
 def condition(table: str, owner: Mapping[str, str]) -> sql.Composed:
-    """What holds for the rows of a table that are the owner's (level -> value) or below."""
+    """The SQL condition for rows of a table that belong to the owner (level -> value) or below."""
     path = sql.SQL(" AND ").join(
         sql.SQL("{} = {}").format(sql.Identifier(_COLUMNS.get(level, level)), sql.Literal(value))
         for level, value in owner.items()
@@ -43,7 +43,7 @@ def condition(table: str, owner: Mapping[str, str]) -> sql.Composed:
 
 
 def statements(schema: str, role: str, owner: Mapping[str, str]) -> Iterator[sql.Composed]:
-    """What has to be run, in one transaction, so that the role sees this owner's rows and nothing else."""
+    """List the statements, for one transaction, that restrict the role to this owner's rows."""
     name, place = sql.Identifier(role), sql.Identifier(schema)
     yield sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(place, name)
     for table in TABLES:
@@ -61,6 +61,6 @@ def statements(schema: str, role: str, owner: Mapping[str, str]) -> Iterator[sql
 
 
 def is_bound(connection: Connection, role: str) -> bool:
-    """Whether a role is held to one owner already."""
+    """Whether a role is already restricted to an owner."""
     row = connection.execute("SELECT 1 FROM pg_policies WHERE policyname = %s LIMIT 1", (_POLICY.format(role),))
     return row.fetchone() is not None

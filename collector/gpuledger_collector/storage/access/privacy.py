@@ -21,7 +21,7 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
 
 NAMED = ("user_name", "account", "acked_by", "decided_by", "opened_by", "closed_by", "who")
-"""Text columns that hold a person's name."""
+"""Text columns that hold the name of a person."""
 KEYS = ("user", "user_name", "account", "username")
 """Keys below which a JSON column holds a person's name."""
 KEPT = {
@@ -51,10 +51,10 @@ MENTIONS = {
     "finding": ("subject",),
     "backtest": ("series",),
 }
-"""Texts for people, or names of series, in which a person's name may stand as a word."""
+"""Texts for people, or names of series, that may contain a person's name as a word."""
 MESSAGE = ("recipient", "subject", "text", "html", "attachments")
 OVER = ("sent", "unconfirmed", "dead", "joined")
-"""States of messages that nobody hands over any more: they are emptied, for what they told is in the ledger."""
+"""States of finished messages: they are emptied, since what they reported is in the ledger."""
 ON_ITS_WAY = "still to be sent: erase again afterwards"
 EVIDENCE = frozenset(
     {"gpu_sample", "gpu_state", "gpu_latest", "gpu_minute", "usage_interval", "sample_archive", "usage_hour"}
@@ -64,7 +64,7 @@ EVIDENCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A column in which a name stands, in how many rows; `kept` says why it stays there, empty: it can be erased."""
+    """A column that contains a name, and in how many rows; `kept` says why it stays, empty: it can be erased."""
 
     table: str
     column: str
@@ -73,7 +73,7 @@ class Place:
 
 
 def show(connection: Connection, name: str) -> list[Place]:
-    """Where the name stands."""
+    """List where the name occurs."""
     messages = _messages(connection, name)
     for table, column, kind in _columns(connection):
         where, values = _condition(column, kind, name)
@@ -85,9 +85,9 @@ def show(connection: Connection, name: str) -> list[Place]:
 
 
 def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str, list[Place]]:
-    """Put a pseudonym in place of the name wherever it may go; the pseudonym, and where it went or had to stay.
+    """Replace the name by a pseudonym wherever possible; return the pseudonym and where it went or had to stay.
 
-    One transaction; the audit log tells that it was done and never for whom.
+    One transaction; the audit log records the erasure, but not whose name it was.
     """
     pseudonym = f"erased-{secrets.token_hex(4)}"
     with connection.transaction():
@@ -118,7 +118,7 @@ def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str
 
 
 def forget_owners(connection: Connection, name: str) -> int:
-    """Remove owners of this user that no line names any more, after days were rated again; how many were removed."""
+    """Delete owners of this user that no line refers to after days were rated again; return how many."""
     return connection.execute(
         "DELETE FROM owner o WHERE user_name = ANY(%s) AND NOT EXISTS (SELECT FROM charge WHERE owner_id = o.id) "
         "AND NOT EXISTS (SELECT FROM correction WHERE owner_id = o.id) "
@@ -128,7 +128,7 @@ def forget_owners(connection: Connection, name: str) -> int:
 
 
 def _columns(connection: Connection) -> Iterator[tuple[str, str, str]]:
-    """Tables and columns that may hold a name, and whether they are `text` or `jsonb`."""
+    """List tables and columns that may hold a name, and whether they are `text` or `jsonb`."""
     rows = connection.execute(
         "SELECT c.relname, a.attname, t.typname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid "
         "JOIN pg_type t ON t.oid = a.atttypid WHERE c.relnamespace = 'public'::regnamespace "
@@ -163,13 +163,13 @@ def _condition(column: str, kind: str, name: str) -> tuple[sql.Composable, dict[
 
 
 def _word(name: str) -> str:
-    """A regular expression of Postgres for the name where it is no part of a longer one."""
+    """A regular expression of Postgres that matches the name as a whole word."""
     escaped = re.sub(r"(\W)", r"\\\1", name)
     return rf"(?<![[:alnum:]_.-]){escaped}(?![[:alnum:]_-])"
 
 
 def _messages(connection: Connection, name: str) -> list[Place]:
-    """Messages that name the person or went to an address of that name: those that are over, and those to come."""
+    """Count messages that name the person or went to an address of that name: finished ones and pending ones."""
     where, values = _told(name)
     rows = connection.execute(
         sql.SQL("SELECT state = ANY(%(over)s), count(*) FROM outbox WHERE {} GROUP BY 1 ORDER BY 1").format(where),
@@ -184,7 +184,7 @@ def _told(name: str) -> tuple[sql.Composable, dict[str, object]]:
 
 
 def _empty_messages(connection: Connection, name: str, pseudonym: str) -> None:
-    """Empty what is over; the row stays, because it is what keeps a message from being sent twice."""
+    """Empty finished messages; the row stays, because it prevents a second sending."""
     where, values = _told(name)
     connection.execute(
         sql.SQL(

@@ -24,12 +24,12 @@ from gpuledger_collector.storage.locks import Connection
 
 LOOK_SECONDS = 1.0
 ROLES_SECONDS = 15.0
-"""How long the roles that are watched are remembered."""
+"""How long the list of watched roles is cached."""
 TRANSACTION_SECONDS = 45
-"""Longest statement, and longest transaction; a reader's own statement_timeout is shorter."""
+"""Longest statement and transaction; a reader's own statement_timeout is shorter."""
 IDLE_SECONDS = 900
 WAIT_SECONDS = 1
-"""How long one of ours waits for a reader before that is ended."""
+"""How long a session of the product waits for a reader before that is ended."""
 _SESSION = "-c statement_timeout=10000 -c lock_timeout=2000 -c plan_cache_mode=force_generic_plan"
 _ROLES = """
 SELECT r.oid::int8, r.rolname, d.oid::int8 FROM database_reader g JOIN pg_roles r ON r.rolname = g.role
@@ -82,27 +82,27 @@ class ReaderWatch:
         self._thread = threading.Thread(target=self._run, name="reader-watch", daemon=True)
 
     def start(self) -> None:
-        """Look every second from now on; a database that is away is tried again at the next look."""
+        """Check every second from now on; an unavailable database is tried again at the next check."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(LOOK_SECONDS * 10)
         self._drop()
 
     def __enter__(self) -> ReaderWatch:
-        """Look until the block ends."""
+        """Check until the block ends."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Look no more."""
+        """Stop checking."""
         self.stop()
 
     def look(self) -> int:
-        """End what goes beyond its limits now; how many sessions. Raises psycopg.Error or StorageError."""
+        """End the sessions that exceed limits now; return how many. Raises psycopg.Error or StorageError."""
         if self._connection is None or self._connection.closed:
             self._connection = self._database.connect()
             self._asked = 0.0
@@ -115,7 +115,7 @@ class ReaderWatch:
         return sum(self._end(self._connection, pid, names[role], why) for pid, role, why in rows)
 
     def _remember_roles(self, connection: Connection) -> None:
-        """Ask again which roles are readers; while their table is locked those from before are watched."""
+        """Read again which roles are readers; while their table is locked the previous ones are watched."""
         if self._asked and time.monotonic() - self._asked < ROLES_SECONDS:
             return
         try:

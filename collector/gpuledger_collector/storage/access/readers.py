@@ -54,49 +54,49 @@ READABLE = (
     "usage_hour",
     "workload",
 )
-"""Rollups, ledgers and the names they need; those that this schema does not have are passed over."""
+"""Rollups, ledgers and the names they need; tables missing from this schema are skipped."""
 READABLE_COLUMNS = {
     "dispute": ("id", "state", "opened_ms", "resolved_ms"),
     "outbox": ("id", "kind", "state", "attempts", "made_ms", "not_before_ms", "sent_ms"),
 }
-"""Columns of tables whose other ones are mail, names and evidence: what is enough to count them."""
+"""Columns of tables whose other columns hold mail, names and evidence: enough to count rows."""
 CONNECTIONS = 10
-"""Sessions of a role at once: several boards of a person; what is beyond gets a sentence of Postgres."""
+"""Concurrent sessions of a role: several boards of a person. Postgres refuses more."""
 STATEMENT_TIMEOUT = "30s"
-"""Longest query of a reader: a board that asks for more than that is not waited for by a person."""
+"""Longest query of a reader: nobody waits longer for a board."""
 SETTINGS = {
     "statement_timeout": STATEMENT_TIMEOUT,
     "default_transaction_read_only": "on",
     "idle_in_transaction_session_timeout": "30s",
     "lock_timeout": "5s",
 }
-"""What a session of a reader begins with. It may lift them: `reader_watch` then ends it."""
+"""Settings with which a session of a reader begins. It may change them; `reader_watch` then ends it."""
 FUNCTIONS = (
     "pronamespace = 'pg_catalog'::regnamespace AND (proname ~ '^pg_(try_)?advisory_' "
     "OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea', 'pg_logical_emit_message'))"
 )
-"""What Postgres lets everybody do that fills its memory, its disk or its log; the product uses none of it."""
+"""Functions open to everybody that fill memory, disk or log of the server; the product uses none."""
 
 
 class RoleRefused(StorageError):
-    """The role cannot be made or used for reading; the message says why and what to do."""
+    """The role cannot be created or used for reading; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One statement; `optional`: an owner without the right to it goes on, and is told."""
+    """A statement; `optional`: an owner without the right to it continues, with a warning."""
 
     statement: sql.Composed
     optional: bool = False
     secret: bool = False
     readiness_problems: sql.Composed | None = None
-    """A query that says whether it is still to be run; Postgres only warns where a REVOKE changed nothing."""
+    """A query for whether it still needs to run: Postgres only warns when a REVOKE changes nothing."""
 
 
 def plan(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[Step]:
-    """What has to be run so that the role can read, all or one owner's part (level -> value).
+    """List the statements that let the role read everything, or one owner's rows (level -> value).
 
-    Raises RoleRefused when it would be too powerful or not allowed.
+    Raises RoleRefused when the role would be too powerful or is not allowed.
     """
     if owner is None and row_security.is_bound(connection, role):
         raise RoleRefused(f"{role} sees one owner's part only: drop the role first, or name another one")
@@ -134,7 +134,7 @@ def plan(connection: Connection, role: str, password: str | None, owner: Mapping
 
 
 def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
-    """What holds the role to its share of the server, and lets this user end its sessions."""
+    """The statements that limit the role's share of the server and let this user end its sessions."""
     name, place, text = sql.Identifier(role), sql.Identifier(database), sql.Literal(role)
     for setting, value in SETTINGS.items():
         change = sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}")
@@ -185,7 +185,7 @@ def _creation(connection: Connection, role: str, password: str | None) -> Step:
 
 
 def _hashed(connection: Connection, role: str, password: str) -> sql.Literal:
-    """The password as the server stores it, so that no log of statements ever holds it."""
+    """The password as the server stores it, so that no log of statements contains it."""
     hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
     return sql.Literal(hashed.decode())
 
@@ -204,7 +204,7 @@ def _present(connection: Connection, wanted: Iterable[str] = READABLE) -> Sequen
 
 
 def grant(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[str]:
-    """Let the role read, in one transaction; the optional statements that this user may not run, for its admin."""
+    """Let the role read, in one transaction; return the optional statements that this user may not run."""
     left: list[str] = []
     with connection.transaction():
         for step in plan(connection, role, password, owner):
@@ -221,7 +221,7 @@ def _is_readiness_problems(connection: Connection, step: Step) -> bool:
 
 
 def _tried(connection: Connection, step: Step) -> bool:
-    """Whether an optional statement could be run, and did what it should."""
+    """Run an optional statement; return whether it had its effect."""
     try:
         with connection.transaction():
             connection.execute(step.statement)
@@ -242,14 +242,14 @@ ORDER BY 1
 
 
 def not_held(connection: Connection) -> list[str]:
-    """Roles that read the ledger and are not held to a share of the server, or whose sessions this user cannot end."""
+    """List roles that read the ledger without limits, or whose sessions this user cannot end."""
     return [row[0] for row in connection.execute(_NOT_HELD)]
 
 
 def script(
     connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None
 ) -> list[str]:
-    """The statements as text, for people who run them themselves; a password is not shown."""
+    """The statements as text, for people who run them; a password is not shown."""
     steps = plan(connection, role, password, owner)
     return [
         f"-- sets the password of {role}" if step.secret else step.statement.as_string(connection) for step in steps

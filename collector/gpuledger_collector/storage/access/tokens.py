@@ -1,4 +1,4 @@
-"""Tokens in Postgres: only the hash of a secret is kept, rows are revoked and never deleted, every step is audited."""
+"""Tokens in Postgres: only the hash of a secret is stored, rows are revoked, never deleted, and changes are audited."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from gpuledger_collector.storage.locks import Connection, Lock
 
 Answer = TypeVar("Answer")
 PREFIX = "gpl_"
-"""Secrets begin with it, so that scanners of leaked secrets can tell them."""
+"""Prefix of secrets, so that scanners for leaked secrets recognize them."""
 SECRET_BYTES = 32
 LIVE_AT_ONCE = 2
-"""Live tokens of one name: the one in use, and the one that takes its place."""
+"""Most valid tokens of one name: the one in use and its successor."""
 _COLUMNS = "id, name, role, node, owner, hash, made_ms, expires_ms, last_used_ms, revoked_ms"
 
 
 class TokenRefused(StorageError):
-    """The token cannot be made or found; the message says why."""
+    """The token cannot be created or found; the message says why."""
 
     permanent = True
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token without its secret. `id` 0: not stored yet. Instants are unix milliseconds, None: not (yet)."""
+    """A token without its secret. `id` 0: not stored yet. Instants are unix milliseconds, None: not yet."""
 
     id: int
     name: str
@@ -48,11 +48,11 @@ class Token:
     revoked_ms: int | None = None
 
     def live(self, at_ms: int) -> bool:
-        """Whether it opens anything at this instant."""
+        """Whether it is valid at this instant."""
         return self.revoked_ms is None and (self.expires_ms is None or at_ms < self.expires_ms)
 
     def facts(self) -> dict[str, object]:
-        """What the audit log keeps of it: all but its secret, its hash and its use."""
+        """What the audit log records of it: everything except secret, hash and last use."""
         kept = ("id", "name", "role", "node", "owner", "made_ms", "expires_ms", "revoked_ms")
         return {name: getattr(self, name) for name in kept}
 
@@ -68,14 +68,14 @@ def new_secret() -> str:
 
 
 def every(connection: Connection) -> list[Token]:
-    """All tokens, those that are dead too, in the order in which they were made."""
+    """Read all tokens, invalid ones too, in the order of their creation."""
     return [Token(*row) for row in connection.execute(f"SELECT {_COLUMNS} FROM token ORDER BY id")]
 
 
 def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
-    """Store a new token like `wanted`, whose hash is made here; the token and its secret, which nobody sees again.
+    """Store a new token like `wanted`; return it and its secret, which is shown only now.
 
-    Raises TokenRefused when two of its name live, or when its name belongs to a token of another kind.
+    Raises TokenRefused when two of its name are valid, or when its name belongs to a token of another kind.
     """
     locks.take(connection, Lock.AUDIT)
     same = [token for token in every(connection) if token.name == wanted.name and token.live(wanted.made_ms)]
@@ -104,7 +104,7 @@ def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
 
 
 def revoke(connection: Connection, which: str, at_ms: int) -> list[Token]:
-    """Revoke the live tokens of a name, or the one of an id; those that were.
+    """Revoke the valid tokens of a name, or the one of an id; return them.
 
     Raises TokenRefused when there is none.
     """
@@ -114,9 +114,9 @@ def revoke(connection: Connection, which: str, at_ms: int) -> list[Token]:
 
 
 def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) -> tuple[Token, str]:
-    """Make a successor of a live token, which itself lives on until `old_until_ms` and no longer.
+    """Create a successor of a valid token, which itself stays valid until `old_until_ms`.
 
-    Raises TokenRefused when there is none, or when a rotation of it is under way.
+    Raises TokenRefused when there is none, or when its rotation is not finished.
     """
     live = _live(connection, which, at_ms)
     if len(live) > 1:
@@ -153,7 +153,7 @@ def _head(connection: Connection) -> object:
 
 
 def mark_used(connection: Connection, used: Mapping[int, int]) -> None:
-    """Keep when tokens (id -> unix ms) were last used."""
+    """Store when tokens (id -> unix ms) were last used."""
     connection.execute(
         "UPDATE token SET last_used_ms = greatest(last_used_ms, u.at_ms) "
         "FROM unnest(%s::bigint[], %s::bigint[]) AS u (id, at_ms) WHERE token.id = u.id",
@@ -169,15 +169,15 @@ class TokenStore:
     _connection: Connection | None = field(default=None, init=False)
 
     def version(self) -> object:
-        """The newest row of the audit log: every change of a token adds one."""
+        """The latest row of the audit log: every change of a token adds one."""
         return self._asked(_head)
 
     def tokens(self) -> list[Token]:
-        """All tokens."""
+        """Read all tokens."""
         return self._asked(every)
 
     def note(self, used: Mapping[int, int]) -> None:
-        """Keep when tokens were last used."""
+        """Store when tokens were last used."""
         self._asked(lambda connection: mark_used(connection, used))
 
     def _asked(self, question: Callable[[Connection], Answer]) -> Answer:

@@ -21,19 +21,19 @@ from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.server.binaries import installed
 
 _ROLES = re.compile(r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY) ")
-"""Entries that name roles of the server that the backup came from: they are set up anew, not restored."""
+"""Entries that name roles of the original server: they are created again, not restored."""
 
 
 class NotEmpty(StorageError):
-    """The database that a backup was to be restored into holds something already."""
+    """The database to restore into is not empty."""
 
 
 class NotABackup(StorageError):
-    """The file that was to be restored is not what `backup` writes, is cut short, or of a newer Postgres."""
+    """The file is not a complete backup, or of a newer Postgres."""
 
 
 def program(name: str) -> Path:
-    """A client program of Postgres: the bundled one, or the one on the path. Raises EnvironmentLacks."""
+    """Find a client program of Postgres: the bundled one, or one on the path. Raises EnvironmentLacks."""
     try:
         bundled = installed() / "bin" / name
     except EnvironmentLacks:
@@ -49,7 +49,7 @@ def program(name: str) -> Path:
 
 
 def backup(dsn: str, target: Path) -> int:
-    """Write everything to a file; its size in bytes. Raises StorageError with what pg_dump said."""
+    """Write everything to a file; return its size in bytes. Raises StorageError with the message of pg_dump."""
     unfinished = target.with_name(f".{target.name}.part")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -64,7 +64,7 @@ def backup(dsn: str, target: Path) -> int:
 
 
 def restore(dsn: str, source: Path) -> None:
-    """Bring a backup into an empty database, in one transaction. Raises NotEmpty, NotABackup, or StorageError."""
+    """Restore a backup into an empty database, in one transaction. Raises NotEmpty, NotABackup, StorageError."""
     with Database(dsn).connect() as connection:
         row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
     if row is not None and row[0]:
@@ -82,7 +82,7 @@ def restore(dsn: str, source: Path) -> None:
 
 
 def _run(tool: Path, dsn: str | None, *arguments: str, stdout: object = subprocess.DEVNULL) -> str:
-    """What a client program wrote; the password goes by the environment, where other users cannot read it."""
+    """Return the output of a client program; the password is passed in the environment, hidden from other users."""
     parts = conninfo_to_dict(dsn or "")
     password = parts.pop("password", None)
     environment = {**os.environ, **({} if password is None else {"PGPASSWORD": str(password)})}

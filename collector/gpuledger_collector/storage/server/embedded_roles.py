@@ -40,7 +40,7 @@ WHERE t.typnamespace = 'public'::regnamespace AND t.typowner <> %(owner)s::regro
 
 
 def divide(open_as: Open, owner_password: str, admin_password: str) -> None:
-    """Give a cluster of before, whose first role is the owner, a supervisor of its own."""
+    """Give an older cluster, whose first role is the owner, a supervisor of its own."""
     with open_as(OWNER, owner_password, "postgres") as connection:
         _make(connection, _STEP, admin_password, "SUPERUSER LOGIN")
     with open_as(_STEP, admin_password, "postgres") as connection, connection.transaction():
@@ -51,7 +51,7 @@ def divide(open_as: Open, owner_password: str, admin_password: str) -> None:
 
 
 def _make(connection: Connection, role: str, password: str, rights: str) -> None:
-    """A role with these rights and this password, made when it is not there; the password goes as its hash."""
+    """Create or change a role with these rights and this password, which is sent as its hash."""
     known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
     hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
     text = "CREATE ROLE {} {} PASSWORD {}" if known is None else "ALTER ROLE {} {} PASSWORD {}"
@@ -59,7 +59,7 @@ def _make(connection: Connection, role: str, password: str, rights: str) -> None
 
 
 def set_up(open_as: Open, owner_password: str, admin_password: str) -> None:
-    """Make the owner and its database where they are missing, and hand over what is not its own yet."""
+    """Create the owner and its database where missing, and transfer objects that it does not own yet."""
     with open_as(ADMIN, admin_password, "postgres") as connection:
         if not _is_set_up(connection):
             _set_up_server(connection, owner_password)
@@ -77,7 +77,7 @@ def set_up(open_as: Open, owner_password: str, admin_password: str) -> None:
 
 
 def _is_set_up(connection: Connection) -> bool:
-    """Whether `_set_up_server` came to its last statement."""
+    """Whether `_set_up_server` finished."""
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE datname = %s "
         "AND rolname = %s) AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s)",

@@ -1,8 +1,8 @@
-"""The schema's version: what the database has, what this installation brings, and the way from one to the other.
+"""Migrations: the revision of the database, the one of this installation, and the way from one to the other.
 
-A migration is of one of two phases. `pre` only adds: collectors of the version before go on beside it. `post` takes
-away what they use: it runs once none of them is alive (docs/decisions/0015-rolling-upgrades.md). The database
-keeps the phase of each in `applied_migration`, for collectors that do not know the migration itself.
+A migration has one of two phases. `pre` only adds: collectors of the previous version continue. `post` removes what
+they use: it runs once none of them is alive (docs/decisions/0015-rolling-upgrades.md). The database stores the phase of
+each in `applied_migration`, for collectors that do not know the migration itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpuledger_collector.storage.server import replicas, schema_version
 PHASES = ("pre", "post")
 LOCK_TRIES = 60
 LOCK_PAUSE_SECONDS = 2.0
-"""Between two tries of a migration that did not get its locks: whoever queued up behind it goes first."""
+"""Pause between attempts of a migration that did not get its locks: those queued behind it go first."""
 _PARTITION = re.compile(r"_(p\d{6}(\d\d)?|merging)$")
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A migration: its number, what it brings in a line, its phase."""
+    """A migration: its number, a line about it, its phase."""
 
     revision: str
     says: str
@@ -51,13 +51,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
-    """Revision of the database (None: empty), the newest one of this installation, and what lies between them."""
+    """Revision of the database (None: empty), the latest one of this installation, and the steps between them."""
 
     current: str | None
     head: str
     pending: tuple[Step, ...]
     server_version: int
-    """As Postgres numbers it: 180004 is 18.4."""
+    """As Postgres numbers versions: 180004 is 18.4."""
     ahead: tuple[str, ...] = ()
     """Revisions of the database that this installation does not know, each of phase `pre`."""
 
@@ -68,12 +68,12 @@ class SchemaStatus:
 
     @property
     def supported(self) -> bool:
-        """Whether this server's major version is one that we test."""
+        """Whether this server's major version is tested."""
         return self.server_major in SUPPORTED
 
     @property
     def up_to_date(self) -> bool:
-        """Whether nothing is left to migrate."""
+        """Whether no migration is pending."""
         return not self.pending
 
     @property
@@ -84,7 +84,7 @@ class SchemaStatus:
 
 @dataclass(frozen=True, slots=True)
 class Upgraded:
-    """What an upgrade did."""
+    """Result of an upgrade."""
 
     head: str
     done: tuple[Step, ...]
@@ -95,7 +95,7 @@ class Upgraded:
 
 
 def own_objects(_entry: Any, name: str | None, kind: str, _reflected: bool, _compared: Any) -> bool:
-    """Which objects of a database belong to the declared schema: all but the partitions of days and months."""
+    """Whether an object belongs to the declared schema: all except partitions of days and months."""
     return not (kind == "table" and name is not None and _PARTITION.search(name))
 
 
@@ -107,7 +107,7 @@ def configuration() -> Config:
 
 
 def status(dsn: str) -> SchemaStatus:
-    """What the database has and lacks. Raises ServerUnavailable, or SchemaBehind for a revision unknown here."""
+    """Compare the database with this installation. Raises ServerUnavailable, SchemaBehind for an unknown revision."""
     known = steps()
     head = next(reversed(known), "")
     with connected(dsn) as connection:
@@ -126,7 +126,7 @@ def status(dsn: str) -> SchemaStatus:
 
 
 def steps() -> dict[str, Step]:
-    """Every migration of this installation by its number, the oldest first."""
+    """Every migration of this installation by its number, oldest first."""
     scripts_known = list(ScriptDirectory.from_config(configuration()).walk_revisions())
     return {
         script.revision: Step(script.revision, script.doc, getattr(script.module, "phase", "pre"))
@@ -135,12 +135,12 @@ def steps() -> dict[str, Step]:
 
 
 def head() -> str:
-    """The newest migration of this installation."""
+    """The latest migration of this installation."""
     return next(reversed(steps()), "")
 
 
 def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...]:
-    """The unknown revisions between `head` and the database's. Raises SchemaBehind unless each is a `pre` one."""
+    """List the unknown revisions between `head` and the database's. Raises SchemaBehind unless each is `pre`."""
     table = connection.scalar(sa.text("SELECT to_regclass('applied_migration')"))
     rows = connection.execute(sa.text("SELECT revision, follows, phase FROM applied_migration")) if table else ()
     recorded = {revision: (follows, phase) for revision, follows, phase in rows}
@@ -159,10 +159,10 @@ def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...
 
 
 def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
-    """Bring the database to the newest revision.
+    """Bring the database to the latest revision.
 
-    Before a `post` migration it stops where `post` is False, unless the database is new, and where an older collector
-    is alive. The wall before viewers is raised after it, where this user may. Raises StorageError.
+    It stops before a `post` migration when `post` is False, unless the database is new, and while an older collector is
+    alive. Row-level security is enabled afterwards, where this user may. Raises StorageError.
     """
     before = status(dsn)
     if not before.supported:
@@ -194,14 +194,14 @@ def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:
 
 
 def _older(dsn: str, revision: str) -> tuple[str, ...]:
-    """Collectors that are alive and do not know this revision."""
+    """List collectors that are alive and do not know this revision."""
     known = list(steps())
     with _database(dsn).connect() as connection:
         return tuple(replicas.alive_at(connection, known[: known.index(revision)]))
 
 
 def _migrate(dsn: str, revision: str) -> None:
-    """Migrate up to this revision, each step in a transaction of its own, again and again while tables are locked."""
+    """Migrate up to this revision, each step in a transaction of its own, retrying while tables are locked."""
     for tried in range(1, LOCK_TRIES + 1):
         config = configuration()
         with _alone(dsn), connected(dsn) as connection:
@@ -225,7 +225,7 @@ def _database(dsn: str) -> Database:
 
 
 def _alone(dsn: str) -> AbstractContextManager[object]:
-    """Waits until nobody else migrates. The lock's table is older than the first migration, which it holds too."""
+    """Wait until nobody else migrates. The lock's table is created here: the first migration already needs the lock."""
 
     database = _database(dsn)
     # Of two that make it at the same time, one is told that the other has made it.
@@ -245,7 +245,7 @@ def require_current(dsn: str) -> None:
 
 
 class connected:  # noqa: N801 - used as a function in a with statement
-    """A SQLAlchemy connection of one short life; what the driver says becomes one sentence."""
+    """A short-lived SQLAlchemy connection; an error of the driver becomes one sentence."""
 
     def __init__(self, dsn: str) -> None:
         self._engine = sa.create_engine(

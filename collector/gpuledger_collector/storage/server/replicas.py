@@ -85,7 +85,7 @@ class Presence:
 
 
 def alive_at(connection: psycopg.Connection[Any], revisions: Collection[str]) -> list[str]:
-    """Collectors that are alive and know no newer migration than one of these, as `version on host`."""
+    """List live collectors that know no later migration than one of these, as `version on host`."""
     row = connection.execute("SELECT to_regclass('replica') IS NOT NULL").fetchone()
     if row is None or not row[0]:
         return []

@@ -16,7 +16,7 @@ from gpuledger_collector.storage.errors import EnvironmentLacks
 
 
 def scripts() -> Path:
-    """The folder of the migrations: inside an installed package, or in the repository beside it."""
+    """The folder of the migrations: in an installed package, or in the repository."""
     package = Path(__file__).resolve().parents[2]
     for folder in (package / "_migrations", package.parents[1] / "alembic"):
         if (folder / "env.py").exists():
@@ -25,7 +25,7 @@ def scripts() -> Path:
 
 
 def newest() -> str:
-    """The newest migration of this installation: their files begin with their numbers, which have four digits."""
+    """The latest migration of this installation, by the names of the files, which begin with four digits."""
     return max((file.name[:4] for file in (scripts() / "versions").glob("[0-9][0-9][0-9][0-9]_*.py")), default="")
 
 
