@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuledger_agent.queue import QueuedWorkload
 
 SUCCESS, FINDINGS, BAD_INPUT, UNAVAILABLE = 0, 1, 2, 3
+Command = Callable[[argparse.Namespace], int]
 CONFIRM_TRIES = 300
 """Tenths of a second in which a running agent confirms a release: three of its sampling intervals by default."""
 
@@ -42,39 +43,31 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--target", metavar="URL|FILE", help="address or page of a dcgm-exporter; a recording")
     common.add_argument("--node", metavar="NAME", help="name of this node (default: its host name)")
 
-    def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text, epilog=f"Example: {example}", parents=[common])
+    def add(execute: Command, text: str, example: str) -> argparse.ArgumentParser:
+        name = execute.__name__.removesuffix("_command")
+        epilog = f"Example: gpuledger-agent {name}{example}"
+        command = commands.add_parser(name, help=text, description=text, epilog=epilog, parents=[common])
+        command.set_defaults(execute=execute)
+        return command
 
-    run = add("run", "Sample, spool and push until stopped.", "gpuledger-agent run --config /etc/gpuledger/agent.toml")
+    run = add(run_command, "Sample, spool and push until stopped.", " --config /etc/gpuledger/agent.toml")
     run.add_argument("--check-config", action="store_true", help="check the settings and exit")
-    once = add("once", "Sample once and print the result.", "gpuledger-agent once --json")
+    once = add(once_command, "Sample once and print the result.", " --json")
     once.add_argument("--json", action="store_true", help="print one JSON object")
-    add("check", "Show which metrics these cards give and which not, and why.", "gpuledger-agent check")
-    record = add("record", "Write what the source gives into a recording.", "gpuledger-agent record out.jsonl.gz")
+    add(check_command, "Show which metrics these cards give and which not, and why.", "")
+    record = add(record_command, "Write what the source gives into a recording.", " out.jsonl.gz")
     record.add_argument("file", metavar="FILE", help="the recording to write (.jsonl or .jsonl.gz)")
     record.add_argument("--seconds", type=float, default=60.0, help="how long to record (default: 60)")
     record.add_argument("--interval", type=float, default=1.0, help="seconds between samples (default: 1)")
-    release = add(
-        "release",
-        "Release every GPU for a reset or a MIG change; sampling resumes by itself.",
-        "gpuledger-agent release --for 10m",
-    )
+    text = "Release every GPU for a reset or a MIG change; sampling resumes by itself."
+    release = add(release_command, text, " --for 10m")
     release.add_argument("--for", dest="duration", default="10m", metavar="DURATION", help="how long (default: 10m)")
-    add("resume", "Resume sampling before the time of a release is over.", "gpuledger-agent resume")
-    add_queue_options(
-        add(
-            "queue",
-            "Read which workloads wait for GPUs in a scheduler's queue, and send them to the collector.",
-            "gpuledger-agent queue --slurm --every 60",
-        )
-    )
-    add_simulate_options(
-        add(
-            "simulate",
-            "Send the past of a simulated fleet through the real meter, spool and push.",
-            "gpuledger-agent simulate --from 2026-10-01T00:00:00Z --to 2026-11-01T00:00:00Z --step 5m",
-        )
-    )
+    add(resume_command, "Resume sampling before the time of a release is over.", "")
+    text = "Read which workloads wait for GPUs in a scheduler's queue, and send them to the collector."
+    add_queue_options(add(queue_command, text, " --slurm --every 60"))
+    text = "Send the past of a simulated fleet through the real meter, spool and push."
+    example = " --from 2026-10-01T00:00:00Z --to 2026-11-01T00:00:00Z --step 5m"
+    add_simulate_options(add(simulate_command, text, example))
     return root
 
 
@@ -110,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; an expected error becomes one line on standard error and an exit code."""
     given = parser().parse_args(arguments)
     try:
-        sys.exit(COMMANDS[given.command](given))
+        sys.exit(given.execute(given))
     except SourceUnavailable as error:
         code, message = UNAVAILABLE, str(error)
     except (SettingsError, AgentError) as error:
@@ -262,18 +255,6 @@ def queued_workloads(given: argparse.Namespace, settings: Settings) -> tuple[str
         raise SettingsError("kubernetes_api_url: there is no API server here; run this in the cluster or name one")
     pods = kubernetes.pending(ApiServer(url, account, 10.0), given.pool or settings.pool or "default")
     return ":".join(filter(None, ["kubernetes", given.name])), pods
-
-
-COMMANDS = {
-    "run": run_command,
-    "queue": queue_command,
-    "once": once_command,
-    "check": check_command,
-    "record": record_command,
-    "release": release_command,
-    "resume": resume_command,
-    "simulate": simulate_command,
-}
 
 
 if __name__ == "__main__":

@@ -44,21 +44,6 @@ GAP_INTERVALS = 3
 MAX_ROUND_S = 5.0
 """How long a round waits for a hanging GPU (sources.nvml.READ_DEADLINE_S)."""
 REOPEN_MIN_S, REOPEN_MAX_S = 5.0, 60.0
-RELOADED = frozenset(
-    {
-        "collector_url",
-        "token_file",
-        "ca_file",
-        "sample_interval_s",
-        "slow_interval_s",
-        "extra_tiers",
-        "push_interval_s",
-        "busy_threshold",
-        "log_level",
-        "log_format",
-    }
-)
-"""Settings that a reload applies; the others need a restart."""
 STALE_S = 120.0
 """Without progress of the push loop for so long, the watchdog is not fed."""
 OFTEN, EVERY_TIER = ("fast", "gpm"), ("fast", "gpm", "slow", "static")
@@ -290,7 +275,9 @@ class Daemon:
             log.error("the settings are unchanged: %s", error)  # noqa: TRY400
         else:
             pending = [
-                name for name in FIELDS if name not in RELOADED and getattr(fresh, name) != getattr(self.settings, name)
+                name
+                for name, setting in FIELDS.items()
+                if not setting.metadata["reloads"] and getattr(fresh, name) != getattr(self.settings, name)
             ]
             log.info("settings reloaded%s", f"; a restart is needed for {', '.join(pending)}" if pending else "")
             self.settings = fresh

@@ -6,7 +6,7 @@ It has no thread and reads no clock: the daemon calls it in real time, `simulate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from gpuledger_agent import __version__, downsampling
@@ -174,20 +174,9 @@ class Sampler:
         return number
 
     def _heartbeat(self, spool: Spool) -> wire.Heartbeat:
-        counts = spool.counts()
-        return wire.Heartbeat(
-            __version__,
-            self.source.name,
-            self.status,
-            self.detail,
-            self.driver,
-            self.boot_id,
-            counts.produced,
-            counts.acked,
-            counts.pending,
-            counts.dropped,
-            counts.dead,
-        )
+        counts = asdict(spool.counts())
+        source = self.source.name
+        return wire.Heartbeat(__version__, source, self.status, self.detail, self.driver, self.boot_id, **counts)
 
     def _columns(self, maker: BatchMaker, rows: Rows) -> wire.Samples:
         """The readings as columns; a reading that fits into no column must not block the usage intervals forever."""

@@ -29,8 +29,9 @@ _MIN_SECONDS = {"sample_interval_s": 0.1, "push_interval_s": 1.0, "slow_interval
 _MAX_SECONDS = 3600
 
 
-def _setting(default: Any, description: str) -> Any:
-    return field(default=default, metadata={"help": description})
+def _setting(default: Any, description: str, reloads: bool = False) -> Any:
+    """A setting; one that `reloads` changes on SIGHUP, the others need a restart."""
+    return field(default=default, metadata={"help": description, "reloads": reloads})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,16 @@ class Settings:
     source: str = _setting("nvml", "nvml, dcgm, simulated or replay")
     target: str = _setting("", "address or file for the sources dcgm and replay")
     pool: str = _setting("", "pool of this node's accelerators; empty: default")
-    collector_url: str = _setting("http://127.0.0.1:8440", "address of the collector")
-    token_file: Path | None = _setting(None, "file with this node's token")
-    ca_file: Path | None = _setting(None, "PEM certificates to trust for the collector")
+    collector_url: str = _setting("http://127.0.0.1:8440", "address of the collector", reloads=True)
+    token_file: Path | None = _setting(None, "file with this node's token", reloads=True)
+    ca_file: Path | None = _setting(None, "PEM certificates to trust for the collector", reloads=True)
     spool_dir: Path | None = _setting(None, "folder of the spool; empty: the state folder")
     spool_bytes: int = _setting(512 * 1024 * 1024, "largest size of the spool")
-    sample_interval_s: float = _setting(10.0, "seconds between samples")
-    slow_interval_s: float = _setting(60.0, "seconds between samples of the slow tier")
-    extra_tiers: str = _setting("", "metrics that cost more: gpm-opt, opt-in, or both")
-    push_interval_s: float = _setting(60.0, "seconds between batches")
-    busy_threshold: float = _setting(0.01, "activity above this ratio is busy")
+    sample_interval_s: float = _setting(10.0, "seconds between samples", reloads=True)
+    slow_interval_s: float = _setting(60.0, "seconds between samples of the slow tier", reloads=True)
+    extra_tiers: str = _setting("", "metrics that cost more: gpm-opt, opt-in, or both", reloads=True)
+    push_interval_s: float = _setting(60.0, "seconds between batches", reloads=True)
+    busy_threshold: float = _setting(0.01, "activity above this ratio is busy", reloads=True)
     metrics_listen: str = _setting("127.0.0.1:9440", "address of /metrics; empty: none")
     dcgm_names: str = _setting("old", "dcgm-exporter's names on /metrics: old, new or off")
     owners: str = _setting(",".join(OWNER_SOURCES), "owner sources, first match wins")
@@ -79,8 +80,8 @@ class Settings:
     given_back_ms: int = _setting(
         0, "instant (unix ms) at which the simulated fleet releases its reservations; 0: never"
     )
-    log_level: str = _setting("info", "debug, info, warning or error")
-    log_format: str = _setting("plain", "plain or json")
+    log_level: str = _setting("info", "debug, info, warning or error", reloads=True)
+    log_format: str = _setting("plain", "plain or json", reloads=True)
 
     @property
     def node_name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -64,11 +65,7 @@ class BatchMaker:
         position = self._workload_position.get(key)
         if position is None:
             position = self._workload_position[key] = len(self._workloads)
-            self._workloads.append(
-                wire.WireWorkload(
-                    workload.id, workload.kind, workload.user, workload.account, workload.name, dict(workload.tags)
-                )
-            )
+            self._workloads.append(wire.WireWorkload(**asdict(workload)))
         return position
 
     def counts(self, rows: Iterable[CounterReading]) -> list[wire.Count]:
@@ -123,19 +120,7 @@ class BatchMaker:
 
 def _wire_accelerator(entry: Accelerator, pool: str, health: Health | None) -> wire.WireAccelerator:
     verdict = health or Health("unknown", "not read yet")
-    return wire.WireAccelerator(
-        entry.uuid,
-        entry.device_uuid,
-        entry.index,
-        entry.model,
-        entry.mig_instance,
-        entry.gpu_micro,
-        entry.memory_bytes,
-        entry.pci_bus_id,
-        pool,
-        verdict.status,
-        verdict.cause,
-    )
+    return wire.WireAccelerator(**asdict(entry), pool=pool, health=verdict.status, health_cause=verdict.cause)
 
 
 def _column(name: str, samples: Sequence[Sample]) -> wire.Column:

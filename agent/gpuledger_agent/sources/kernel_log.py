@@ -1,6 +1,6 @@
 """The kernel log, read without blocking, for Xids that never reach NVML: a hung card reports them nowhere else.
 
-Reading /dev/kmsg needs CAP_SYSLOG where kernel.dmesg_restrict is 1; without it the agent continues and says so once.
+Reading /dev/kmsg needs CAP_SYSLOG where kernel.dmesg_restrict is 1; without it the agent has NVML's events only.
 """
 
 from __future__ import annotations

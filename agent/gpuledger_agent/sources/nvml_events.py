@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,7 +77,6 @@ class DriverEvents:
         self._watched: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.problem = ""
         self.ready = threading.Event()
         """Set when the events have been registered; earlier events are lost."""
 
@@ -110,7 +109,7 @@ class DriverEvents:
         try:
             events = nvml.nvmlEventSetCreate()
         except Exception as error:  # an old driver or a stub: only the kernel log remains
-            self.problem = f"NVML reports no events ({error})"
+            log.debug("NVML reports no events (%s)", error)
             self.ready.set()
             return
         try:
@@ -133,7 +132,7 @@ class DriverEvents:
                 nvml.nvmlDeviceRegisterEvents(board.handle, kinds, events)
             return bool(kinds)
         except Exception as error:  # not supported, or a lost board
-            self.problem = f"NVML reports no events of {board.uuid} ({error})"
+            log.debug("NVML reports no events of %s (%s)", board.uuid, error)
             return False
 
     def _wait_once(self, nvml: Any, events: Any, stop: threading.Event) -> None:
@@ -189,11 +188,6 @@ class DriverEvents:
         """Whether the driver reports events of this board, so that silence means that there were none."""
         with self._lock:
             return uuid in self._watched
-
-    def problems(self) -> Iterable[str]:
-        """Messages for people about a source of events that is missing."""
-        if self._kernel is not None and self._kernel.problem:
-            yield self._kernel.problem
 
 
 def address(handle: Any) -> int:
