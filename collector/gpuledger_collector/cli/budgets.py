@@ -122,6 +122,7 @@ def replay(
         past = [day for day in session.calendar.days(span) if day.start_ms < session.now_ms]
         instants = [min(day.end_ms, session.now_ms) for day in past]
         if dry_run:
+            # All instants in one transaction: an alert that has fired must be seen by the instants after it.
             with session.database.transaction(dry_run=True) as connection:
                 lines = _replay(lambda: nullcontext(connection), instants, None)
         else:

@@ -48,9 +48,9 @@ def refuse(sentence: str, code: int = BAD_INPUT) -> NoReturn:
     raise Refusal(sentence, code)
 
 
-def end_with(found: bool, exit_code: bool) -> None:
+def end_with(has_findings: bool, exit_code: bool) -> None:
     """End with 1 when something was found and `--exit-code` asks for it."""
-    if found and exit_code:
+    if has_findings and exit_code:
         raise typer.Exit(FINDINGS)
 
 

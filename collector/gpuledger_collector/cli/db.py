@@ -101,10 +101,10 @@ def partitions(
 ) -> None:
     """List the partitions of the big tables, days and months, with their sizes."""
     with open_session(dsn, config) as session, session.database.transaction() as connection:
-        found = listing(connection)
-    rows = [{"table": partition.table, "name": partition.name, "bytes": partition.bytes} for partition in found]
-    total = sum(partition.bytes for partition in found)
-    emit(form, PARTITION_COLUMNS, rows, [f"{len(found)} partitions, {total} bytes"])
+        sizes = listing(connection)
+    rows = [{"table": partition.table, "name": partition.name, "bytes": partition.bytes} for partition in sizes]
+    total = sum(partition.bytes for partition in sizes)
+    emit(form, PARTITION_COLUMNS, rows, [f"{len(sizes)} partitions, {total} bytes"])
 
 
 @app.command(epilog="Example: gpuledger db distribute --dry-run")

@@ -71,10 +71,11 @@ def lines(
         contest = Contest(payer, session.rated(asked), accelerator, workload, None)
         with session.database.transaction() as connection:
             try:
-                found = disputes.lines_of(connection, contest)
+                charges = disputes.lines_of(connection, contest)
             except ValueError as error:
                 refuse(f"--{error}")
-    rows: list[Row] = [{"id": line_id(line), **line_cells(line)} for line in found]
+    # The table shows the start of the hash, which is enough for --line.
+    rows: list[Row] = [{"id": line_id(line), **line_cells(line)} for line in charges]
     if form is not options.Format.table:
         emit(form, [*map(Column, rows[0] if rows else ("id",))], rows)
         return
@@ -128,9 +129,9 @@ def list_disputes(
     """Show the disputes that wait for an answer or a decision, newest first."""
     states = [state for state in STATES if everything or state not in RESOLVED]
     with open_session(dsn, config) as session, session.database.transaction() as connection:
-        found = disputes.listed(connection, states)
+        listed = disputes.listed(connection, states)
     if form is options.Format.json:
-        print_json([as_object(dispute) for dispute in found])
+        print_json([as_object(dispute) for dispute in listed])
         return
     rows = [
         {
@@ -141,7 +142,7 @@ def list_disputes(
             "amount": amounts(dispute.cost),
             "reason": dispute.reason,
         }
-        for dispute in found
+        for dispute in listed
     ]
     emit(form, COLUMNS, rows, [plural(len(rows), "dispute")])
 
@@ -288,6 +289,7 @@ def _preview(session: Session, number: int, remedy: Remedy) -> list[str]:
             disputes.proposed(connection, number, remedy)
         except (BadStep, NoDispute, ValueError) as error:
             refuse(str(error))
+        # Evidence that arrived since the last fold moves as well; it is folded here and rolled back with the rest.
         period = disputes.read(connection, number).period
         fold_requested(connection, usage.recompute_requests(connection, period))
         return _moves(session, connection, number, remedy)

@@ -45,7 +45,7 @@ def doctor(
     code = DONE
     try:
         findings += database_findings(chosen, dsn, config)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the other findings are still worth printing
         sentence, _ = explain(error)
         findings.append(bad("database", sentence, "see the sentence; `gpuledger db check` looks closer"))
         code = UNAVAILABLE

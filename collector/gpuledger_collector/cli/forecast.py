@@ -158,6 +158,7 @@ def compute_forecasts(
     except KeyError:
         refuse(f"--method: {method!r} is not one of auto, {', '.join(MODELS)}")
     forecasts: dict[str, Forecast] = {}
+    # The models learn from all series of a step together.
     for step_ms in sorted({entry.step_ms for entry in series}):
         steps = span_ms // step_ms
         group = [entry for entry in series if entry.step_ms == step_ms]
@@ -254,15 +255,15 @@ def history(
         refresh(session.database, Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
         store_forecasts(session.database, now_ms)
         with session.database.connect() as connection:
-            found = records(connection, group, only)
-    if only is not None and not found:
+            history_records = records(connection, group, only)
+    if only is not None and not history_records:
         refuse(f"--{group}: there is no forecast of {group} {only!r} yet")
     if form is options.Format.json:
-        print_json([asdict(record) for record in found])
+        print_json([asdict(record) for record in history_records])
     else:
         note = "in band: part of the hours between low and high (0.8 is right)"
-        emit(form, HISTORY_COLUMNS, [history_row(record) for record in found], [note])
-    end_with(not any(record.hours for record in found), exit_code)
+        emit(form, HISTORY_COLUMNS, [history_row(record) for record in history_records], [note])
+    end_with(not any(record.hours for record in history_records), exit_code)
 
 
 def history_row(record: ForecastRecord) -> Row:

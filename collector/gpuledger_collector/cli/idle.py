@@ -83,8 +83,8 @@ def idle(
     """List idle accelerators: who has them, since when, how sure that is, and what it costs so far and per day.
 
     The list has what was idle at some time in the period, each finding with its full time and cost. Warm replicas of
-    services are not in it; --services judges them together over the last seven days: needed are the replicas that were
-    busy at once in all but the busiest hundredth of the minutes, and one in reserve.
+    services are not in it; --services judges them over the last seven days: all that were busy at once in 99 of 100
+    minutes are needed, and one in reserve.
     """
     if (only_now or services) and (period, start, end, days) != (None,) * 4:
         refuse("--now and --services have their own time: --period, --from, --to and --days do not go with them")
@@ -100,6 +100,7 @@ def idle(
             end_with(print_services([service for service in judged if team in {None, service.team}], form), exit_code)
             return
         span = asked.resolve(session.calendar, session.now_ms)
+        # Ends are not included: one millisecond is what is ongoing at this instant.
         bounds = (session.now_ms, session.now_ms + 1) if only_now else (span.start_ms, span.end_ms)
         findings = find(session, bounds)
     chosen = [

@@ -158,6 +158,7 @@ def prices(
     _refuse_bad(file, parsed, skip_bad)
 
     def work(connection: Connection) -> ImportOutcome:
+        # Known only here: the currency of a rate must be that of the rates in force for the same place.
         parsed.problems = price_book.currency_changes(connection, parsed.rows)
         _refuse_bad(file, parsed, skip_bad)
         bad = {problem.source.rpartition(":")[0] for problem in parsed.problems}

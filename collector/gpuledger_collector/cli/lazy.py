@@ -45,6 +45,7 @@ class LazyCommands(Mapping[str, Any]):
 def load(entry: Entry) -> Any:
     """Import a command. A module's `app` is the command or group of that name, or has it among others."""
     command = get_command(import_module(f"gpuledger_collector.cli.{entry.module}").app)
+    # A module of several top-level commands is a group without a name of its own.
     if command.name != entry.name and isinstance(command, TyperGroup):
         command = command.commands[entry.name]
     name_values(command)
@@ -89,6 +90,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that these arguments call, imported."""
+        # The base class finds the stand-in, and suggests a name after a typing error.
         name, _, rest = super().resolve_command(ctx, args)
         return name, self.commands.get(name) if name else None, rest
 

@@ -49,7 +49,7 @@ def list_notifications(
 ) -> None:
     """List the last notifications, newest first: of what, when, to whom, and what became of it."""
     with open_session(dsn, config) as session, session.database.connect() as connection:
-        found = [
+        notified = [
             (notification, finding_notifications.subject_of(connection, notification))
             for notification in finding_notifications.newest(connection, MAX_LISTED)
         ]
@@ -63,7 +63,7 @@ def list_notifications(
             "subject": subject,
             "recipients": ", ".join(notification.recipients),
         }
-        for notification, subject in found
+        for notification, subject in notified
     ]
     if form is not options.Format.table:
         emit(form, NOTIFICATION_COLUMNS, rows)
@@ -113,8 +113,8 @@ def ack(
     with open_session(dsn, config) as session, session.database.transaction(dry_run=dry_run) as connection:
         until_ms = session.now_ms + days * DAY_MS
         reason, person = why[:MAX_REASON], audit.person()
-        found = finding_notifications.acknowledge(connection, number, person, until_ms, reason, session.now_ms)
-    if found is None:
+        acknowledged = finding_notifications.acknowledge(connection, number, person, until_ms, reason, session.now_ms)
+    if acknowledged is None:
         refuse(f"there is no notification {number}; gpuledger notifications list shows them")
     print(f"noted until {format_instant(until_ms)}" + dry_run_note(dry_run))
 
@@ -128,21 +128,21 @@ def list_actions(
 ) -> None:
     """List the last actions, newest first. With --exit-code it ends with 1 when one failed or did not finish."""
     with open_session(dsn, config) as session, session.database.connect() as connection:
-        found = finding_notifications.actions(connection, MAX_LISTED)
+        listed = finding_notifications.actions(connection, MAX_LISTED)
     rows = [
         {
             "at": format_instant(action.done_ms or action.acted_ms or action.last_shown_ms),
             **{name: getattr(action, name) for name in ("state", "what", "team", "detail")},
             "workload": action.target.get("workload"),
         }
-        for action in found
+        for action in listed
     ]
     if form is not options.Format.table:
         emit(form, ACTION_COLUMNS, rows)
     for row in rows if form is options.Format.table else ():
         detail = f"  ({row['detail']})" if row["detail"] else ""
         say(f"{row['at']}  {row['state']:7}  {row['what']}  {row['team']}  {row['workload']}{detail}")
-    end_with(any(action.state in FAILED for action in found), exit_code)
+    end_with(any(action.state in FAILED for action in listed), exit_code)
 
 
 @actions.command("dry-run", epilog="Example: gpuledger actions dry-run")
@@ -150,11 +150,11 @@ def dry_run(form: options.Form = options.Format.table, dsn: options.Dsn = None, 
     """Show what would be reclaimed, and since when that is shown; and what is spared, and why. Changes nothing."""
     enabled = load_settings(config, dsn).actions
     with open_session(dsn, config) as session, session.database.connect() as connection:
-        found = candidates(connection, session.now_ms)
+        reclaimable = candidates(connection, session.now_ms)
         open_actions = finding_notifications.open_actions(connection)
     shown_since = {action.key: action.first_shown_ms for action in open_actions}
     rows = []
-    for candidate in found:
+    for candidate in reclaimable:
         since_ms = shown_since.get(candidate.key, session.now_ms)
         due_ms = since_ms + candidate.rule.dry_run_hours * HOUR_MS
         rows.append(

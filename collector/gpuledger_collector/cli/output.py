@@ -88,6 +88,7 @@ def csv_text(columns: Sequence[Column], rows: Iterable[Row]) -> str:
     writer.writerow(column.name for column in columns)
     for row in rows:
         values = [(column, row.get(column.name)) for column in columns]
+        # A number may be negative; an apostrophe before its sign would make it a text.
         writer.writerow(plain(value) if column.is_number else neutral(plain(value)) for column, value in values)
     return text.getvalue()
 
@@ -102,6 +103,7 @@ def table_text(columns: Sequence[Column], rows: Sequence[Row], width: int | None
     if not rows and not totals:
         return ""
     shown = [column for column in columns if column.in_table]
+    # Escaped before they are measured: an escape is longer than the invisible character that it stands for.
     cells = {
         column.name: [escape_text(column.show(row.get(column.name))) for row in (*rows, *totals)] for column in shown
     }
@@ -137,6 +139,8 @@ def _fit(columns: list[Column], needs: dict[str, int], width: int) -> list[Colum
     """The columns that fit, with the widths of texts in `needs` made narrower until they do."""
     shown = list(columns)
     while True:
+        # Narrow the widest text by one, as long as that can suffice; else leave out the last optional column and look
+        # again; with none left, narrow every text as far as it goes. Numbers keep their width throughout.
         excess = sum(needs[column.name] + GAP for column in shown) - GAP - width
         texts = [column.name for column in shown if not column.is_number and needs[column.name] > MIN_TEXT]
         if excess <= 0:

@@ -45,7 +45,7 @@ app = new_app(
     no_args_is_help=True,
 )
 for module in (plan_training, plan_storage, plan_network):
-    app.add_typer(module.app)
+    app.add_typer(module.app)  # without a name its command becomes one of this group
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "mlp_hidden", "vocabulary")
 Layers = Annotated[int | None, Option("--layers", min=1, max=MAX_SIZE, help="Layers.")]

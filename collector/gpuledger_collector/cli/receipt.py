@@ -61,6 +61,7 @@ def receipt(
     with open_session(dsn, config) as session:
         with session.database.transaction() as connection:
             workload = find_workload(connection, name, "workload")
+        # A workload's charges may lie in any month, so all of them are brought up to date.
         refresh(session.database, ALWAYS, session.now_ms)
         find_idle(session.database, session.now_ms)
         with session.database.transaction() as connection:

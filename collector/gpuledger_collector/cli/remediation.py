@@ -44,21 +44,21 @@ class Finding:
 ok, note, bad = (partial(Finding, verdict) for verdict in ("ok", "note", "bad"))
 
 
-def remediation(found: Declarations, chosen: Settings, now_ms: int) -> Iterator[Finding]:
+def remediation(declared: Declarations, chosen: Settings, now_ms: int) -> Iterator[Finding]:
     """What of the declarations needs a remedy. `now_ms` is the collector's clock when `found` was read."""
-    yield from clock(found.server_ms, now_ms)
-    yield from zones(found.zones)
-    yield from commitments(found.commitments, now_ms)
-    yield from messages(found.recipients, chosen)
-    yield from queues(found.queues, now_ms)
-    for pool in found.acting:
+    yield from clock(declared.server_ms, now_ms)
+    yield from zones(declared.zones)
+    yield from commitments(declared.commitments, now_ms)
+    yield from messages(declared.recipients, chosen)
+    yield from queues(declared.queues, now_ms)
+    for pool in declared.acting:
         yield bad(
             "scaling",
             f"pool {pool} is acted on, and no rate of the price book covers it",
             'gpuledger prices set --pool, or mode = "advice" in its [[pool]] table',
         )
-    yield from disputes(found.disputed_ms, chosen.keep_usage_interval_days, now_ms)
-    yield from versions(found.versions)
+    yield from disputes(declared.disputed_ms, chosen.keep_usage_interval_days, now_ms)
+    yield from versions(declared.versions)
     if chosen.tls_certificate_file is not None:
         yield from certificate(chosen.tls_certificate_file, now_ms)
 

@@ -42,7 +42,7 @@ PLACES = {"capacity": 1, "demand": 1, "wait": 2, "wait_p95_s": 0, "cost": 2, "ov
 def open_pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Pools]:
     """The pools of the ledger, brought up to date; refuses a pool that it does not know."""
     with open_session(dsn, config) as session:
-        end_ms = session.now_ms // HOUR_MS * HOUR_MS
+        end_ms = session.now_ms // HOUR_MS * HOUR_MS  # demand is read by full hours
         refresh(session.database, Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), session.now_ms)
         with session.database.connect() as connection:
             demand = {entry.pool: entry for entry in scaling.demand(connection, session.now_ms)}

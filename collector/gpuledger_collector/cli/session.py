@@ -23,6 +23,7 @@ def load_settings(config: Path | None = None, dsn: str | None = None) -> Setting
     """The settings of this command; `--dsn` wins over file and environment. Raises SettingsError."""
     environment = dict(os.environ)
     if dsn is not None:
+        # Both at once are an error of the settings; the option wins over either.
         environment |= {"GPULEDGER_DSN": dsn}
         environment.pop("GPULEDGER_DSN_FILE", None)
     return load(config, environment, Path.home())

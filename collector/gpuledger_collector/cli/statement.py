@@ -60,6 +60,7 @@ def statement(
     with open_session(dsn, config) as session:
         name = period or session.calendar.month_of(session.now_ms)
         span = session.calendar.named(nominal or month(name))
+        # The page compares with the month before, so both are rated.
         session.rate(Period(month_before(span, session.calendar).start_ms, span.end_ms))
         with session.database.transaction(read_only=True) as connection:
             if folder is not None:

@@ -85,6 +85,7 @@ def _changing(session: Session, dry_run: bool) -> Iterator[Connection]:
     """
     try:
         with session.database.transaction(dry_run=dry_run) as connection, reader_watch(session.database):
+            # Readers are ended meanwhile, so that only a writer can make this wait.
             connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
             yield connection
     except tokens.TokenRefused as error:
@@ -123,26 +124,26 @@ def list_tokens(
 ) -> None:
     """List every token that was ever created, without secrets."""
     with open_session(dsn, config) as session, session.database.transaction() as connection:
-        found = tokens.every(connection)
+        listed = tokens.every(connection)
     now_ms = session.now_ms
-    rows = [{**token.facts(), "last_used_ms": token.last_used_ms, "live": token.live(now_ms)} for token in found]
+    rows = [{**token.facts(), "last_used_ms": token.last_used_ms, "live": token.live(now_ms)} for token in listed]
     if form is options.Format.json:
         print_json(rows)
         return
     if form is options.Format.csv:
         texts = [
             {**row, "owner": None if token.owner is None else _levels(token.owner, " ")}
-            for token, row in zip(found, rows, strict=True)
+            for token, row in zip(listed, rows, strict=True)
         ]
         sys.stdout.write(csv_text(COLUMNS, texts))
         return
-    for token in found:
+    for token in listed:
         state = "live" if token.live(now_ms) else "revoked" if token.revoked_ms is not None else "expired"
         used = "never used" if token.last_used_ms is None else f"last used {instant_text(token.last_used_ms)}"
         has_end = token.expires_ms is not None and token.live(now_ms)
         ends = f", expires {instant_text(token.expires_ms)}" if has_end else ""
         say(f"{token.id:>4}  {token.name:<24} {token.role:<8} {state:<8} {_scope(token)}; {used}{ends}")
-    print(f"{sum(token.live(now_ms) for token in found)} of {plural(len(found), 'token')} live")
+    print(f"{sum(token.live(now_ms) for token in listed)} of {plural(len(listed), 'token')} live")
 
 
 @app.command(epilog="Example: gpuledger token revoke gpu-07")

@@ -64,6 +64,7 @@ def to_rows(names: Sequence[str], charged: Report, other: Report) -> list[Row]:
         for line in [*side.rows, *side.totals]:
             keys = ("total", *[""] * (len(names) - 1)) if line in side.totals else line.keys
             cells = sides.setdefault((line.currency or "", keys), [("", None), ("", None)])
+            # Keyed by both: an owner may have no row on one side, where the other book prices none of its time.
             cells[index] = (f"{line.gpu_hours:.6f}", line.cost_minor)
     rows = []
     for (currency, keys), ((hours, cost), (other_hours, other_cost)) in sides.items():

@@ -138,7 +138,7 @@ def test_forecasts_start_before_midnight():
 
 def test_spend_of_a_month_is_looked_ahead_from_rated_days(used, run, tmp_path):
     """Thirty even days: what is spent plus what is left of the month at the daily cost; without a price no estimate."""
-    assert run("forecast", "spend")[0] == 1
+    assert run("forecast", "spend", "--exit-code")[0] == 1
     prices = tmp_path / "prices.csv"
     prices.write_text(
         "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n,,on_demand,2,USD,2025-01-01\n"
