@@ -50,7 +50,7 @@ def test_a_disk_that_fails_stops_no_sampling_and_loses_no_second(agent, tmp_path
         for number in range(rounds):
             order.write_text(str(code))
             running.wait_for(
-                lambda wanted=number + 1: running.log.read_text().count("could not take a batch") >= wanted
+                lambda wanted=number + 1: running.log.read_text().count("could not be spooled") >= wanted
             )
             order.unlink()
             count = len(target.committed())
