@@ -125,7 +125,7 @@ def find_anomalies(database: Database, now_ms: int) -> int:
             return 0
         coverage = minutes.coverage(connection, start_ms, end_ms)
         known = {finding.key: finding for finding in findings.overlapping(connection, KIND, start_ms, end_ms)}
-        found: dict[str, Finding] = {}
+        current: dict[str, Finding] = {}
         for team in team_spending(connection, usage):
             detection = detect(*team.series(end_ms, coverage))
             episodes = [
@@ -140,17 +140,17 @@ def find_anomalies(database: Database, now_ms: int) -> int:
                 for storm in find_storms(team.label, team.runs, start_ms)
                 if not _is_explained(storm, episodes)
             ]
-            found |= {finding.key: finding for finding in (*episodes, *storms)}
+            current |= {finding.key: finding for finding in (*episodes, *storms)}
         vanished = [
             key
             for key, finding in known.items()
-            if key not in found
+            if key not in current
             and finding.since_ms >= start_ms + SETTLED_DAYS * DAY_MS
             and BY_MINUTES not in finding.evidence
         ]
         findings.drop(connection, vanished)
         findings.set_progress(connection, KIND, end_ms)
-        return findings.put(connection, found.values())
+        return findings.put(connection, current.values())
 
 
 def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> list[TeamSpending]:

@@ -87,10 +87,10 @@ class _Window:
         known = findings.overlapping(self._connection, KIND, self._start_ms, self._end_ms)
         present = minute_rollup.accelerators(self._connection, self._from_ms, self._end_ms)
         accelerators = sorted(present, key=lambda accelerator: (accelerator.pool, accelerator.node, accelerator.uuid))
-        found: list[Finding] = []
+        current: list[Finding] = []
         for begin in range(0, len(accelerators), ACCELERATORS_AT_ONCE):
-            found += self._search_some(accelerators[begin : begin + ACCELERATORS_AT_ONCE], known)
-        keys = {finding.key for finding in found}
+            current += self._search_some(accelerators[begin : begin + ACCELERATORS_AT_ONCE], known)
+        keys = {finding.key for finding in current}
         gone = [finding for finding in known if finding.key not in keys]
         findings.drop(self._connection, [finding.key for finding in gone if finding.opened_ms >= self._start_ms])
         resolved = [
@@ -98,7 +98,7 @@ class _Window:
             for finding in gone
             if finding.resolved_ms is None and finding.opened_ms < self._start_ms
         ]
-        return findings.put(self._connection, [*found, *resolved])
+        return findings.put(self._connection, [*current, *resolved])
 
     def _search_some(self, accelerators: Sequence[PlacedAccelerator], known: Sequence[Finding]) -> list[Finding]:
         ids = [accelerator.accelerator_id for accelerator in accelerators]
@@ -111,14 +111,14 @@ class _Window:
         for finding in known:
             if finding.accelerator_id is not None:
                 by_place.setdefault((finding.accelerator_id, finding.state), []).append(finding)
-        found = []
+        current = []
         for episode in idle_episodes(minutes, classify(minutes), _survival_curve(minutes)):
             if self._at_ms(episode.end) > self._start_ms:
                 accelerator = accelerators[episode.row]
                 candidates = by_place.get((accelerator.accelerator_id, episode.state.name.lower()), [])
                 continued = self._continued(episode, candidates)
-                found.append(self._finding(accelerator, episode, minutes, facts, owners, continued))
-        return found
+                current.append(self._finding(accelerator, episode, minutes, facts, owners, continued))
+        return current
 
     def _at_ms(self, column: int) -> int:
         return self._from_ms + column * MINUTE_MS

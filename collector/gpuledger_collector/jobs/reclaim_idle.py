@@ -74,7 +74,7 @@ def candidates(connection: Connection, at_ms: int) -> list[Candidate]:
         for notification in finding_notifications.recent(connection, IDLE, at_ms - HISTORY_MS)
         if notification.closed_ms is None or notification.is_acknowledged(at_ms)
     }
-    found = []
+    reached = []
     for workload in finding_notifications.idle_workloads(connection, at_ms):
         notification = notifications.get(str(workload.workload_id))
         for rule in rules:
@@ -82,12 +82,12 @@ def candidates(connection: Connection, at_ms: int) -> list[Candidate]:
             if target is None:
                 continue
             if notification is None:
-                found.append(Candidate(rule, workload, None, NOT_NOTIFIED))
+                reached.append(Candidate(rule, workload, None, NOT_NOTIFIED))
                 continue
             sent_ms = finding_notifications.sent_ms(connection, notification)
             spared = reason_to_spare(rule, workload, notification, sent_ms, at_ms)
-            found.append(Candidate(rule, workload, notification, spared, f"{notification.key}/{rule.do}", target))
-    return found
+            reached.append(Candidate(rule, workload, notification, spared, f"{notification.key}/{rule.do}", target))
+    return reached
 
 
 def reclaim_idle(
@@ -118,12 +118,12 @@ class _Run:
 
     def run(self, *, enabled: bool) -> ReclaimReport:
         with finding_notifications.writing(self.database) as connection:
-            found = {
+            reached = {
                 candidate.key: candidate
                 for candidate in candidates(connection, self.at_ms)
                 if candidate.notification is not None
             }
-            self._show(connection, found)
+            self._show(connection, reached)
             actions = [
                 action
                 for action in finding_notifications.open_actions(connection)
@@ -131,20 +131,20 @@ class _Run:
             ]
         self.on_step("shown")
         for action in actions:
-            candidate = found.get(action.key)
+            candidate = reached.get(action.key)
             due = candidate is not None and not candidate.spared and is_due(candidate.rule, action, self.at_ms)
             if (due or action.state == "doing") and action.what in self.backends:
                 self._reclaim(action, candidate)
         return self.report
 
-    def _show(self, connection: Connection, found: Mapping[str, Candidate]) -> None:
+    def _show(self, connection: Connection, reached: Mapping[str, Candidate]) -> None:
         for action in finding_notifications.open_actions(connection):
-            candidate = found.get(action.key)
+            candidate = reached.get(action.key)
             if action.state == "shown" and (candidate is None or candidate.spared):
                 why = "it is no longer idle" if candidate is None else candidate.spared
                 finding_notifications.spare(connection, action, why)
                 self.report.spared += 1
-        for candidate in found.values():
+        for candidate in reached.values():
             if candidate.notification is not None and not candidate.spared:
                 self.report.shown += finding_notifications.show(
                     connection, candidate.key, candidate.notification, candidate.rule, candidate.target, self.at_ms

@@ -1,8 +1,8 @@
-"""Watch budgets: what was charged is held against what may be, and each threshold that is crossed becomes messages.
+"""Watch budgets: compare charges with each budget, and notify of every threshold that is crossed.
 
-A budget's states and its messages are written in one transaction that holds the budget, so a watcher that stops
-anywhere, and two at once, tell of each threshold once. A period is watched for two days beyond its end, for charges
-that come late.
+The alerts of a budget and their messages are written in one transaction, alone in watching budgets: a run that stops
+anywhere, and two at once, notify of each threshold once. A period is watched for two days after its end, because charges
+may come late.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from gpuledger_collector.storage.notifications.messages import Content, Message
 LATE_MS = 2 * DAY_MS
 SHOWN_DRIVERS = 5
 SHOWN_IDLE = 3
-BURN_HOURS = (1, 6)
 KIND = "budget"
 
 Begin = Callable[[], AbstractContextManager[Connection]]
@@ -64,18 +63,18 @@ def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Writ
             return 0
         known = budgets.alerts(connection, budget, period)
         status = status_of(connection, budget, period, at_ms)
-        made = evaluate(budget, _reading(status), known)
-        after = {(alert.rule, alert.percent): alert for alert in (*known, *made.changed)}
-        told = _told(made.fired)
+        evaluation = evaluate(budget, _reading(status), known)
+        after = {(alert.rule, alert.percent): alert for alert in (*known, *evaluation.changed)}
+        notified = _highest_by_rule(evaluation.fired)
         late = [alert for alert in after.values() if must_escalate(budget, alert, at_ms)]
         escalated = [replace(alert, escalated_ms=at_ms) for alert in late]
-        budgets.store_alerts(connection, budget, period, [*made.changed, *escalated], status.spend.cost_micro)
-        if not told and not escalated:
+        budgets.store_alerts(connection, budget, period, [*evaluation.changed, *escalated], status.spend.cost_micro)
+        if not notified and not escalated:
             return 0
         status = replace(status, alerts=tuple(after.values()))
         since = max((alert.fired_ms for alert in known if alert.fired_ms is not None), default=None)
         put = 0
-        for alert, also in told:
+        for alert, also in notified:
             news = _news(connection, status, alert, also, since)
             put += _put(connection, news, write, budget.terms.recipients, "")
         for alert in escalated:
@@ -84,8 +83,8 @@ def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Writ
         return put
 
 
-def _told(fired: Sequence[Alert]) -> list[tuple[Alert, tuple[Alert, ...]]]:
-    """Of each rule the highest threshold that fires now, with the lower ones that fire with it: one message a rule."""
+def _highest_by_rule(fired: Sequence[Alert]) -> list[tuple[Alert, tuple[Alert, ...]]]:
+    """The highest threshold of each rule that fires now, with the lower ones that fire too: one message a rule."""
     highest = {alert.rule: alert for alert in sorted(fired, key=lambda alert: alert.percent)}
     return [
         (alert, tuple(other for other in fired if other.rule == alert.rule and other is not alert))
@@ -119,9 +118,9 @@ def _reading(status: Status) -> Reading:
 
 
 def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Alert, ...], since_ms: int | None) -> News:
-    """What changed: whole days since the last message (else since the period began) against as many days before.
+    """What changed: whole days since the last message (else since the period began) compared with as many days before.
 
-    Days that the ledger does not know are not compared with: what it knows before decides how many, the latest.
+    When the ledger has fewer days before, the latest days are compared with as many as there are.
     """
     period = status.period
     days = status.budget.calendar
@@ -133,7 +132,7 @@ def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Aler
     before = Period(budgets.known_since(connection, Period(wanted_ms, start_ms)), start_ms)
     known = len(days.days(before))
     after = Period(since[-known].start_ms if known else start_ms, end_ms)
-    found = drivers(
+    changes = drivers(
         budgets.spend_by_holder(connection, status.budget, before) if known else (),
         budgets.spend_by_holder(connection, status.budget, after),
     )
@@ -144,7 +143,7 @@ def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Aler
         status,
         before if known else None,
         after,
-        tuple(top(found, SHOWN_DRIVERS)),
+        tuple(top(changes, SHOWN_DRIVERS)),
         since_ms is not None,
         idle=idle,
         shortened=known < len(since),

@@ -398,8 +398,8 @@ def _within(readings: Readings, period: Period) -> Readings:
 
 def samples(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Samples:
     """Samples of these accelerators in the period as arrays, hot and packed together, by accelerator and instant."""
-    found = sorted(readings(connection, accelerator_ids, period), key=lambda pair: pair[0])
-    parts = [part for _, part in found]
+    by_accelerator = sorted(readings(connection, accelerator_ids, period), key=lambda pair: pair[0])
+    parts = [part for _, part in by_accelerator]
     columns = {}
     for name in sorted({name for part in parts for name in part.columns}):
         pieces = [part.columns.get(name) or _absent_column(part, name, *parts) for part in parts]
@@ -407,7 +407,7 @@ def samples(connection: Connection, accelerator_ids: Sequence[int], period: Peri
             np.concatenate([piece.values for piece in pieces]), np.concatenate([piece.present for piece in pieces])
         )
     return Samples(
-        np.repeat(np.array([key for key, _ in found], dtype="<i8"), [len(part) for part in parts]),
+        np.repeat(np.array([key for key, _ in by_accelerator], dtype="<i8"), [len(part) for part in parts]),
         np.concatenate([np.zeros(0, dtype="<i8"), *[part.at_ms for part in parts]]),
         columns,
     )
