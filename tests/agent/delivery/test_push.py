@@ -185,7 +185,7 @@ def test_a_token_file_that_holds_more_is_said_without_its_content(spool, tmp_pat
     assert spool.counts().pending == 1
 
 
-def test_refused_records_go_to_the_dead_notifications_with_their_reasons(spool):
+def test_refused_records_go_to_the_dead_letters_with_their_reasons(spool):
     """422: the rest is committed, so the batch is acked; what was refused is kept for a person."""
     spool.add(make(), NOW)
     answer = {"status": "partial", "rejected": [{"record": "usage_intervals[2]", "reason": "ends before it starts"}]}

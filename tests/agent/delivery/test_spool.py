@@ -217,7 +217,7 @@ def test_an_epoch_is_a_uuid_of_version_7():
     assert made[0].variant == uuid.RFC_4122
 
 
-def test_dead_notifications_are_bounded(spool):
+def test_dead_letters_are_bounded(spool):
     """The latest thousand refused records are kept for a person to look at."""
     seq = spool.add(body_of(), NOW)
     spool.acknowledge(seq, tuple((f"usage_intervals[{number}]", "no") for number in range(1500)))
