@@ -49,9 +49,7 @@ def test_a_disk_that_fails_stops_no_sampling_and_loses_no_second(agent, tmp_path
         running.wait_for(lambda: target.committed())
         for number in range(rounds):
             order.write_text(str(code))
-            running.wait_for(
-                lambda wanted=number + 1: running.log.read_text().count("could not be spooled") >= wanted
-            )
+            running.wait_for(lambda wanted=number + 1: running.log.read_text().count("could not be spooled") >= wanted)
             order.unlink()
             count = len(target.committed())
             running.wait_for(lambda count=count: len(target.committed()) >= count + 2)

@@ -1,7 +1,7 @@
 """Watch budgets: compare charges with each budget, and notify of every threshold that is crossed.
 
 The alerts of a budget and their messages are written in one transaction, alone in watching budgets: a run that stops
-anywhere, and two at once, notify of each threshold once. A period is watched for two days after its end, because charges
+anywhere, and two at once, notify of each threshold once. A period is watched for two days after its end, since charges
 may come late.
 """
 

@@ -28,9 +28,10 @@ class AckLinks:
         query = f"budget={budget_id}&period={period_start_ms}&told={sent_ms}&mac={mac}"
         return f"{self.public_url.rstrip('/')}{PATH}?{query}"
 
-    def mac(self, budget_id: int, period_start_ms: int, sent_ms: int) -> str:
-        """HMAC-SHA256 over what the link does."""
-        content = f"ack/{budget_id}/{period_start_ms}/{sent_ms}"
+    def mac(self, budget_id: int, period_start_ms: int, sent_ms: int = 0) -> str:
+        """HMAC-SHA256 over what the link does; without `sent_ms` it acknowledges alerts of any mail."""
+        sent = f"/{sent_ms}" if sent_ms else ""
+        content = f"ack/{budget_id}/{period_start_ms}{sent}"
         return hmac.new(self.secret, content.encode(), hashlib.sha256).hexdigest()
 
     def holds(self, budget_id: int, period_start_ms: int, sent_ms: int, mac: str) -> bool:

@@ -31,7 +31,7 @@ recipients = ["lead@example.com"]
 
 def asked(number: int, period: int, told: int) -> dict[str, str]:
     """The query of a link."""
-    return dict(parse_qsl(urlsplit(LINKS.link(number, period, told)).query))
+    return dict(parse_qsl(urlsplit(LINKS.budget(number, period, told)).query))
 
 
 def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> None:
@@ -42,7 +42,7 @@ def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> N
     app = FastAPI()
     app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
     client = TestClient(app)
-    parts = urlsplit(LINKS.link(number, period, 17))
+    parts = urlsplit(LINKS.budget(number, period, 17))
     link = f"{parts.path}?{parts.query}"
     states = "SELECT DISTINCT state FROM budget_alert WHERE rule = 'actual'"
     page = client.get(link)
@@ -67,7 +67,7 @@ def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> N
         link + "ä",
     ):
         assert client.post(wrong).status_code == 403 or client.post(wrong).status_code == 422
-    gone = urlsplit(LINKS.link(number + 99, period, 17))
+    gone = urlsplit(LINKS.budget(number + 99, period, 17))
     assert client.get(f"{gone.path}?{gone.query}").status_code == 404
 
 
