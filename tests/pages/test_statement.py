@@ -155,9 +155,9 @@ def test_what_cannot_be_stated_is_refused_with_a_sentence(furnished, run, tmp_pa
     for arguments, words in (
         (("--owner", "vision", "--period", "October"), "is not a month"),
         (("--owner", "vision", "--period", "2025-10", "--level", "squad"), "'squad' is no level"),
-        (("--period", "2025-10"), "say either --owner NAME"),
-        (("--all", "--period", "2025-10"), "say either --owner NAME"),
-        (("--owner", "vision", "--period", "2025-10", "-o", tmp_path / "no" / "it.html"), "is no folder"),
+        (("--period", "2025-10"), "give either --owner NAME"),
+        (("--all", "--period", "2025-10"), "give either --owner NAME"),
+        (("--owner", "vision", "--period", "2025-10", "-o", tmp_path / "no" / "it.html"), "is not an existing folder"),
     ):
         code, _, said = run("statement", *arguments)
         assert (code, words in said) == (2, True), said

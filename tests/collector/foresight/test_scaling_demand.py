@@ -114,7 +114,7 @@ def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path,
     assert answer.status_code == 503
     assert answer.detail.startswith("the queue of 'slurm' was last read at 2025-10-01T07:30:00")
     assert gauge() == {}
-    code, out, _ = run("scale", "advise", "--format", "json")
+    code, out, _ = run("scale", "advise", "--format", "json", "--exit-code")
     (row,) = json.loads(out)
     assert (code, row["desired_gpus"], row["reason"]) == (0, None, answer.detail)
     with pytest.raises(UnknownPool):
