@@ -23,13 +23,13 @@ def boards() -> dict[str, Board]:
 
 def texts() -> dict[Path, str]:
     """What each file must hold."""
-    made = {
+    files = {
         JSON / f"{name}.json": json.dumps(board.as_json(), indent=1, ensure_ascii=False) + "\n"
         for name, board in boards().items()
     }
     # JSON is YAML, and needs no library here.
-    made[ALERTING] = json.dumps(provisioned(), indent=2, ensure_ascii=False) + "\n"
-    return made
+    files[ALERTING] = json.dumps(provisioned(), indent=2, ensure_ascii=False) + "\n"
+    return files
 
 
 def stale() -> list[Path]:

@@ -79,7 +79,7 @@ class Panel:
         defaults |= {name: value for name, value in (("min", low), ("max", high)) if value is not None}
         if self.decimals is not None:
             defaults["decimals"] = self.decimals
-        made: Json = {
+        panel: Json = {
             "id": number,
             "type": self.kind,
             "title": self.title,
@@ -91,8 +91,8 @@ class Panel:
             "targets": [{**target, "refId": "ABCDEFGH"[at]} for at, target in enumerate(self.targets)],
         }
         if self.interval:
-            made["interval"] = self.interval
-        return made
+            panel["interval"] = self.interval
+        return panel
 
 
 @dataclass(frozen=True)
@@ -204,13 +204,13 @@ def color(name: str, hue: str) -> Json:
 def column(name: str, **properties: Any) -> Json:
     """Properties of one column: unit, decimals, width, links, `cell` (display mode), `steps` (thresholds)."""
     known = {"width": "custom.width", "cell": "custom.displayMode"}
-    made = []
+    settings = []
     for key, value in properties.items():
         if key == "steps":
             value = {"mode": "absolute", "steps": [{"color": hue, "value": at} for at, hue in value]}
             key = "thresholds"
-        made.append({"id": known.get(key, key), "value": value})
-    return {"matcher": {"id": "byName", "options": name}, "properties": made}
+        settings.append({"id": known.get(key, key), "value": value})
+    return {"matcher": {"id": "byName", "options": name}, "properties": settings}
 
 
 def link(title: str, uid: str, query: str) -> Json:
@@ -257,7 +257,7 @@ def series(
 ) -> Panel:
     """Values over time: lines, or bars for amounts of a day or an hour."""
     queries = query if isinstance(query, tuple) else (query,)
-    targets = tuple(one if isinstance(one, dict) else sql(one, form="time_series") for one in queries)
+    targets = tuple(query if isinstance(query, dict) else sql(query, form="time_series") for query in queries)
     custom = {
         "drawStyle": "bars" if bars else "line",
         "fillOpacity": 80 if bars else (30 if stacked else 8),
@@ -422,7 +422,7 @@ def source(name: str, label: str, plugin: str) -> Json:
 
 def chosen(name: str, label: str, query: str, *, many: bool = True, description: str = "") -> Json:
     """A variable with the values that a query gives. `many`: several or all; all is the text '*' in SQL."""
-    made: Json = {
+    variable: Json = {
         "name": name,
         "label": label,
         "description": description,
@@ -441,5 +441,5 @@ def chosen(name: str, label: str, query: str, *, many: bool = True, description:
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]} if many else {},
     }
     if many:
-        made["allValue"] = "'*'"
-    return made
+        variable["allValue"] = "'*'"
+    return variable

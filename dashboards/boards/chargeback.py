@@ -99,7 +99,7 @@ ORDER BY rows.currency NULLS LAST, coalesce(parts.cost, 0) DESC, {shown_order}, 
 
 def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str, ...], height: int) -> Panel:
     """A table with the columns of the CSV and a footer that adds them up."""
-    made = table(
+    panel = table(
         title,
         description,
         statement(levels, names),
@@ -112,13 +112,13 @@ def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str
             column("gpu_hours_idle", unit=HOURS, decimals=6),
         ),
     )
-    made.options["footer"] = {
+    panel.options["footer"] = {
         "show": True,
         "reducer": ["sum"],
         "countRows": False,
         "fields": ["gpu_hours", "gpu_hours_idle", "cost", "cost_idle"],
     }
-    return made
+    return panel
 
 
 BOARD = Board(

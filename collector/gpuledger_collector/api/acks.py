@@ -130,25 +130,25 @@ def _add_notification_routes(
     @routes.get(NOTIFICATION_PATH, response_class=HTMLResponse)
     def ask_notification(notification: Number, expires: Number, mac: Mac) -> HTMLResponse:
         """A page with buttons; opening it changes nothing."""
-        found, subject, used_ms = read_link(notification, expires, mac)
+        linked, subject, used_ms = read_link(notification, expires, mac)
         if used_ms is not None:
             return used_page(subject, used_ms)
-        return page(subject, _question(found, f"?notification={notification}&expires={expires}&mac={mac}"))
+        return page(subject, _question(linked, f"?notification={notification}&expires={expires}&mac={mac}"))
 
     @routes.post(NOTIFICATION_PATH, response_class=HTMLResponse)
     def acknowledge_notification(
         notification: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MAX_ACK_DAYS)] = 7
     ) -> HTMLResponse:
         """Acknowledge the finding as intended for some days, once; it is recorded in the audit log."""
-        found, subject, used_ms = read_link(notification, expires, mac)
+        linked, subject, used_ms = read_link(notification, expires, mac)
         at_ms = round(clock().timestamp() * 1000)
         until_ms = at_ms + days * DAY_MS
         with database.transaction() as connection:
             if not links.use(connection, mac, at_ms):
                 return used_page(subject, used_ms or at_ms)
             by = "by the link of its notification"
-            finding_notifications.acknowledge(connection, found.id, by, until_ms, "", at_ms)
-        later = "Afterwards you are notified again." if found.kind == IDLE else "A later episode is notified as usual."
+            finding_notifications.acknowledge(connection, linked.id, by, until_ms, "", at_ms)
+        later = "Afterwards you are notified again." if linked.kind == IDLE else "A later episode is notified as usual."
         return page(subject, f"<p>Acknowledged until {_escape(format_instant(until_ms))}. {later}</p>")
 
 

@@ -119,7 +119,14 @@ class DisputeRoute(LedgerRoute):
 def router(context: ReadContext) -> APIRouter:
     """The routes."""
     routes = APIRouter(prefix="/v1/disputes", tags=["disputes"], responses=ANSWERS, route_class=DisputeRoute)
-    reader, fleet = require_reader(context.keys), require_reader(context.keys, fleet=True)
+    _add_reading_routes(routes, context)
+    _add_party_routes(routes, context)
+    _add_finance_routes(routes, context)
+    return routes
+
+
+def _add_reading_routes(routes: APIRouter, context: ReadContext) -> None:
+    reader = require_reader(context.keys)
 
     @routes.get("")
     def list_disputes(
@@ -154,6 +161,11 @@ def router(context: ReadContext) -> APIRouter:
                 "evidence": json.loads(evidence),
             }
 
+
+def _add_party_routes(routes: APIRouter, context: ReadContext) -> None:
+    """Steps of the owner and of those who answer."""
+    reader = require_reader(context.keys)
+
     @routes.post("", status_code=201)
     def open_dispute(opening: Opening, principal: Principal = reader) -> dict[str, Any]:
         """Contest lines; the current evidence is attached and sealed."""
@@ -177,6 +189,10 @@ def router(context: ReadContext) -> APIRouter:
                 disputes.answer(connection, number, reply.note, principal.name, context.now_ms, from_owner=from_owner)
             )
 
+
+def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
+    fleet = require_reader(context.keys, fleet=True)
+
     @routes.post("/{number}/preview")
     def preview(number: Number, outcome: Outcome, principal: Principal = fleet) -> dict[str, Any]:  # noqa: ARG001
         """What an acceptance would move, by day, owner and currency: for finance and admin. Changes nothing.
@@ -196,8 +212,6 @@ def router(context: ReadContext) -> APIRouter:
         with context.database.transaction() as connection:
             dispute, days = disputes.resolve(connection, number, remedy, decision.note, principal.name, context.now_ms)
         return {**as_object(dispute), "days_to_rate": days}
-
-    return routes
 
 
 def visible_dispute(dispute: Dispute, principal: Principal) -> Dispute:

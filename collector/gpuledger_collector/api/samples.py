@@ -94,23 +94,23 @@ def _read_page(
 
 
 def _find(connection: Connection, period: Period, uuids: Sequence[str], node: str) -> list[archive.AcceleratorPeriod]:
-    found = archive.accelerator_periods(connection, period, node) if node else []
+    accelerators = archive.accelerator_periods(connection, period, node) if node else []
     for uuid in uuids:
         periods = archive.accelerator_periods(connection, period, uuid=uuid)
         if not periods:
             raise HTTPException(404, f"no accelerator is called {uuid!r}")
-        found += periods
-    if not found:
+        accelerators += periods
+    if not accelerators:
         raise HTTPException(404, f"no accelerator was on node {node!r}")
-    if len(found) > MAX_ACCELERATORS:
-        raise ValueError(f"{len(found)} accelerators: at most {MAX_ACCELERATORS} can be requested at once")
-    days = len(found) * -(-period.ms // DAY_MS)
+    if len(accelerators) > MAX_ACCELERATORS:
+        raise ValueError(f"{len(accelerators)} accelerators: at most {MAX_ACCELERATORS} can be requested at once")
+    days = len(accelerators) * -(-period.ms // DAY_MS)
     if days > MAX_ACCELERATOR_DAYS:
         raise ValueError(
             f"{days} days of accelerators: at most {MAX_ACCELERATOR_DAYS} can be requested at once; "
             "shorten the span or name fewer"
         )
-    return found
+    return accelerators
 
 
 def means(readings: Readings, step_ms: int) -> Readings:
