@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows, copy_samples
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import archive, partitions
@@ -37,7 +37,7 @@ DAY = int(time.time() * 1000) // DAY_MS * DAY_MS - 10 * DAY_MS
 def fill(dsn: str, gpus: int) -> int:
     """Copy the day of samples, eight GPUs at a time; how many rows."""
     instants = DAY_MS // STEP_MS
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         partitions.ensure(connection, "gpu_sample", [DAY, DAY + DAY_MS])
     for number in range(gpus // 8):
         node = Node(number)
@@ -45,14 +45,14 @@ def fill(dsn: str, gpus: int) -> int:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in HOT_KINDS}
         at = np.repeat(DAY + np.arange(instants) * STEP_MS, 8)
         ids = np.tile(np.arange(8) + 1 + number * 8, instants)
-        with open_connection(dsn) as connection:
+        with Database(dsn).transaction() as connection:
             copy_samples(connection, SampleRows(ids, at, columns))
     return gpus // 8 * 8 * instants
 
 
 def write_beside(dsn: str, stop: threading.Event, waits: list[float]) -> None:
     """Insert a row of the next day over and over, as ingest does of today; milliseconds of each."""
-    with open_connection(dsn, autocommit=True) as connection:
+    with Database(dsn).connect() as connection:
         while not stop.is_set():
             begun = time.perf_counter()
             connection.execute("INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (DAY + DAY_MS,))

@@ -23,7 +23,7 @@ from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows, copy_samples
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import archive, partitions
@@ -86,7 +86,7 @@ def as_arrays(rows: list[tuple[int, int, Mapping[str, float | int]]], *, rounded
 def ours(dsn: str, samples: SampleRows) -> tuple[float, float, float, float]:
     """Hot and archive bytes a sample, microseconds a sample to pack, and to read all back."""
     count = len(samples.at_ms)
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         partitions.ensure(connection, "gpu_sample", [DAY])
         for begin in range(0, count, 5000):
             part = slice(begin, begin + 5000)
@@ -97,7 +97,7 @@ def ours(dsn: str, samples: SampleRows) -> tuple[float, float, float, float]:
     pack = time.perf_counter() - begun
     if done is None or done.rows != count:
         raise SystemExit(f"{count} samples were written, and packed was {done}")
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         row = connection.execute("SELECT pg_total_relation_size('sample_archive')").fetchone()
         begun = time.perf_counter()
         back = archive.samples(connection, np.unique(samples.accelerator).tolist(), Period(DAY, DAY + DAY_MS))

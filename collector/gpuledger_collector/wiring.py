@@ -65,13 +65,9 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
 
     given = settings.database_dsn()
     if given is not None:
-        opened = Database(given)
         if migrated:
             _require_current(given)
-        try:
-            yield opened
-        finally:
-            opened.close()
+        yield Database(given)
         return
     from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
@@ -82,7 +78,6 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
             _upgrade(opened.dsn)
         yield opened
     finally:
-        opened.close()
         server.release()
 
 

@@ -14,7 +14,7 @@ import pytest
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.jobs.pack_samples import ArchiveRetention, days_to_pack, pack_samples
 from gpuledger_collector.settings import Settings, check
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
@@ -49,7 +49,7 @@ def value(dice, kind):
 
 
 def put(dsn, rows):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         partitions.ensure(connection, "gpu_sample", {row[1] // DAY_MS * DAY_MS for row in rows})
         with connection.cursor().copy(
             f"COPY gpu_sample ({', '.join(['accelerator_id', 'at_ms', *NAMES])}) FROM STDIN"
@@ -60,7 +60,7 @@ def put(dsn, rows):
 
 def seen(dsn, ids=(1, 2, 7), period=None):
     """What the reader gives, as sorted texts: NaN equals NaN, and -0.0 is not 0.0."""
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         found = archive.samples(connection, ids, period or Period(DAY - DAY_MS, DAY + 3 * DAY_MS))
     rows = []
     for place in range(len(found.at_ms)):
@@ -77,7 +77,7 @@ def texts(rows):
 
 
 def scalar(dsn, statement):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         return connection.execute(statement).fetchone()[0]
 
 
@@ -155,7 +155,7 @@ def test_a_session_that_the_server_ends_loses_nothing(dsn, monkeypatch):
 
     def dropped(connection, *day):
         true(connection, *day)
-        with open_connection(dsn, autocommit=True) as other:
+        with Database(dsn).connect() as other:
             other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
 
     monkeypatch.setattr(archive.day_rows, "drop", dropped)
@@ -187,7 +187,7 @@ def test_a_damaged_blob_is_named(dsn):
     """Bits that changed on disk are an error with its place, not numbers."""
     put(dsn, sample_rows(6))
     archive.pack_day(Database(dsn), DAY)
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute("UPDATE sample_archive SET blob = set_byte(blob, 40, get_byte(blob, 40) # 1)")
     with pytest.raises(archive.ArchiveDamaged, match=r"accelerator 1 on 2024-10-04 has another checksum"):
         seen(dsn)
@@ -198,7 +198,7 @@ def test_a_day_that_is_being_written_waits(dsn, monkeypatch):
     monkeypatch.setattr(archive, "LOCK_WAIT", "200ms")
     rows = sample_rows(7)
     put(dsn, rows)
-    with open_connection(dsn) as writer:
+    with Database(dsn).transaction() as writer:
         writer.execute("INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (DAY,))
         assert pack_samples(Database(dsn), KEEP_ALL, NOW).busy == (DAY,)
     assert len(seen(dsn)) == len(rows) + 1
@@ -247,7 +247,7 @@ def test_packing_gives_way_between_slices_and_two_do_not_pack_at_once(dsn, monke
 def test_keys_of_batches_outlive_what_agents_may_send_again(dsn, monkeypatch):
     """Those received 37 days ago and before go, in parts; a batch that may still come again is still known."""
     monkeypatch.setattr(archive, "BATCHES", 4)
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute("INSERT INTO node (name, first_seen_at, last_seen_at) VALUES ('n1', now(), now())")
         connection.execute(
             "INSERT INTO ingest_batch SELECT (SELECT id FROM node), '00000000-0000-4000-8000-000000000001', day, '', "
@@ -278,12 +278,12 @@ def test_packed_days_are_kept_as_long_as_asked(dsn):
 
 
 def usage_interval_days(dsn):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         return archive.day_rows.days(connection, "usage_interval")
 
 
 def close(dsn, start_ms, end_ms):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute(
             "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
             "VALUES (%s, %s, 'p', 0, 'me', 'team', 0, '', '{}')",
@@ -296,7 +296,7 @@ def test_usage_intervals_go_only_with_closed_periods_and_their_hours_stay_as_the
     nothing.
     """
     days = [DAY + number * DAY_MS for number in range(6)]
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         partitions.ensure(connection, "usage_interval", days)
     later, keep = DAY + 60 * DAY_MS, ArchiveRetention(3, 0, 40)
     assert pack_samples(Database(dsn), keep, later).expired_days == ()
@@ -305,7 +305,7 @@ def test_usage_intervals_go_only_with_closed_periods_and_their_hours_stay_as_the
     assert pack_samples(Database(dsn), keep, days[2] + 40 * DAY_MS).expired_days == (days[1],)
     assert pack_samples(Database(dsn), keep, later).expired_days == (days[2],)
     assert usage_interval_days(dsn) == [days[0], *days[3:]]
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute(
             "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT 1, unnest(%s::bigint[])",
             ([days[0], days[1], days[2] + 5 * HOUR_MS, days[3] + 23 * HOUR_MS, days[4]],),
@@ -325,7 +325,7 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
     archive.pack_day(Database(dsn), DAY)
     put(dsn, [row(DAY + 20_000, 600.0)])
     for _ in range(2):
-        with open_connection(dsn) as connection:
+        with Database(dsn).transaction() as connection:
             hours = usage.sampled_hours(connection, Period(DAY, DAY + DAY_MS))
             usage.roll_up_minutes(connection, hours)
             found = connection.execute("SELECT minute_ms, samples, power_watts FROM gpu_minute").fetchall()
@@ -366,7 +366,7 @@ def test_commands_pack_and_give_back_what_an_import_reads_again(dsn, tmp_path):
     assert found[33]["ts"] == "2024-10-04T00:33:00.500Z"
     assert (found[33]["gpu_power_watts"], found[33]["gpu_energy_joules_total"]) == ("3.3", "40738.5")
     assert (found[31]["gpu_energy_joules_total"], found[32]["gpu_clocks_event_reasons_bitmask"]) == ("", "")
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute("INSERT INTO node (name, first_seen_at, last_seen_at) VALUES ('n1', now(), now())")
         connection.execute(
             "INSERT INTO capacity (accelerator_id, node_id, in_ms, out_ms, source) "

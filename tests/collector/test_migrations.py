@@ -11,7 +11,7 @@ from fakes.postgres import administrator
 from gpuledger_collector import wiring
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.database import open_connection, parameters
+from gpuledger_collector.storage.database import Database, parameters
 from gpuledger_collector.storage.errors import SchemaBehind, ServerUnavailable
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.server import migrate, schema_version
@@ -31,7 +31,7 @@ def empty_dsn(postgres):
 
 def set_revision(dsn, revision):
     """Pretend that another revision, or none, is the database's."""
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute("DELETE FROM alembic_version")
         if revision is not None:
             connection.execute("INSERT INTO alembic_version VALUES (%s)", (revision,))
@@ -40,7 +40,7 @@ def set_revision(dsn, revision):
 def test_migrations_build_the_declared_schema(database):
     """Tables, columns, types, defaults, comments, indexes and keys are the declared ones, down to the partition key."""
     options = {"compare_type": True, "compare_server_default": True, "include_object": migrate.own_objects}
-    with database.engine.connect() as connection:
+    with migrate.connected(database.dsn) as connection:
         assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
         keys = connection.execute(
             sa.text(
@@ -62,10 +62,10 @@ def test_migrations_build_the_declared_schema(database):
 
 def test_partitions_do_not_disturb_the_comparison(database):
     """The days made on demand are no part of the declared schema."""
-    with open_connection(database.dsn) as connection:
+    with Database(database.dsn).transaction() as connection:
         partitions.ensure(connection, "usage_interval", [1_700_000_000_000 // partitions.DAY_MS * partitions.DAY_MS])
     options = {"include_object": migrate.own_objects}
-    with database.engine.connect() as connection:
+    with migrate.connected(database.dsn) as connection:
         assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
 
 
@@ -84,7 +84,7 @@ def test_an_empty_database_is_behind_until_upgraded(empty_dsn):
 
 def test_a_newer_schema_is_refused(dsn):
     """A database that a newer version migrated is not touched."""
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(SchemaBehind, match="newer"):
         migrate.upgrade(dsn)
@@ -102,7 +102,7 @@ def test_the_short_look_agrees_with_the_long_one(empty_dsn):
     assert not schema_version.is_newest(empty_dsn)
     migrate.upgrade(empty_dsn)
     assert schema_version.is_newest(empty_dsn, secured=True)
-    with open_connection(empty_dsn) as connection:
+    with Database(empty_dsn).transaction() as connection:
         row_level_security.disable(connection)
     assert schema_version.is_newest(empty_dsn)
     assert not schema_version.is_newest(empty_dsn, secured=True)
@@ -128,11 +128,11 @@ def test_a_command_refuses_what_the_long_look_refuses(empty_dsn):
 
 def test_a_ledger_from_before_the_first_release_is_refused(empty_dsn):
     """Its tables have other names, so a sentence says to start anew, and nothing is changed."""
-    with open_connection(empty_dsn) as connection:
+    with Database(empty_dsn).transaction() as connection:
         connection.execute("CREATE TABLE stretch ()")
     with pytest.raises(SchemaBehind, match="before the first release"):
         migrate.upgrade(empty_dsn)
-    with open_connection(empty_dsn) as connection:
+    with Database(empty_dsn).transaction() as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
     assert rows == [("stretch",)]
 
@@ -140,7 +140,7 @@ def test_a_ledger_from_before_the_first_release_is_refused(empty_dsn):
 def test_partitions_are_made_once_and_listed(dsn):
     """A day's partition is made on demand, found the second time, and takes that day's rows and no others."""
     day = 20_000 * partitions.DAY_MS
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         assert partitions.ensure(connection, "gpu_sample", [day, day, day + partitions.DAY_MS]) == [
             "gpu_sample_p20241004",
             "gpu_sample_p20241005",

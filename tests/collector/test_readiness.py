@@ -12,7 +12,7 @@ from fakes.collector import running
 from gpuledger_collector import readiness, wiring
 from gpuledger_collector.cli.doctor import writing
 from gpuledger_collector.ingest.batches import commit
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger.health import read_health
 from gpuledger_collector.storage.telemetry import partitions
 
@@ -112,7 +112,7 @@ def test_a_heartbeat_that_cannot_be_written_is_told(collector):
 
 def test_too_many_partitions_are_noted_and_stop_nothing(collector, monkeypatch):
     """A collector that is sent no batches for them would help nobody."""
-    with open_connection(collector.dsn) as connection:
+    with Database(collector.dsn).transaction() as connection:
         day = NOON_MS - NOON_MS % partitions.DAY_MS
         partitions.ensure(connection, "usage_interval", [day, day + partitions.DAY_MS])
     collector.parts.readiness.most_partitions = 1

@@ -86,10 +86,6 @@ def dsn(postgres: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def database(dsn: str) -> Iterator[Database]:
-    """A database of this test's own with an engine: `.engine`, `.dsn`."""
-    opened = Database(dsn)
-    try:
-        yield opened
-    finally:
-        opened.close()
+def database(dsn: str) -> Database:
+    """A database of this test's own."""
+    return Database(dsn)

@@ -73,8 +73,7 @@ def reads(dsn):
     database = Database(dsn)
     book = tokens.TokenStore(database)
     keys = Keys(book, lambda: int(OCTOBER_NIGHT.timestamp() * 1000))
-    yield ReadContext(database, lambda: OCTOBER_NIGHT, keys)
-    database.close()
+    return ReadContext(database, lambda: OCTOBER_NIGHT, keys)
 
 
 @pytest.fixture

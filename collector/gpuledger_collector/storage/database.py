@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -20,8 +19,6 @@ from gpuledger_collector.storage.errors import ServerUnavailable
 from gpuledger_collector.storage.locks import Connection, Lock
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
-
     from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
 SUPPORTED = range(15, 19)
@@ -114,21 +111,6 @@ class Database:
         with closing(self.connect()) as connection:
             yield connection if locks.seize(connection, lock) else None
 
-    @cached_property
-    def engine(self) -> Engine:
-        """The SQLAlchemy engine. To be removed when no query uses it any more."""
-        return connect(self.dsn)
-
-    def close(self) -> None:
-        """Close the connections of the engine, if there is one."""
-        engine = self.__dict__.pop("engine", None)
-        if engine is not None:
-            engine.dispose()
-
-    def current_dsn(self) -> str:
-        """The DSN now. To be removed: see `dsn`."""
-        return self.dsn
-
 
 def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
     """The DSN (URI or key=value, also SQLAlchemy's postgresql+psycopg://) as psycopg keywords.
@@ -144,32 +126,6 @@ def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
         ) from error
     options = " ".join(filter(None, [SESSION, str(given.pop("options", "") or "")]))
     return {"application_name": application, "connect_timeout": 10, **given, "options": options}
-
-
-def connect(dsn: str, *, pool_size: int = 5) -> Engine:
-    """An engine over psycopg 3. To be removed when no query uses it any more."""
-    from sqlalchemy import create_engine  # most commands open connections of their own and need no SQLAlchemy
-
-    keywords = parameters(dsn)
-    return create_engine(
-        "postgresql+psycopg://", connect_args=keywords, pool_size=pool_size, pool_pre_ping=True, pool_recycle=1800
-    )
-
-
-def open_connection(
-    dsn: str, *, autocommit: bool = False, application: str = "gpuledger", session: str = ""
-) -> Connection:
-    """A psycopg connection. To be removed: see Database.connect and Database.transaction."""
-    connection = Database(dsn, None, application, session).connect()
-    connection.autocommit = autocommit
-    return connection
-
-
-def snapshot(connection: Connection) -> None:
-    """Let every read of the connection's transaction see one state. To be removed: see Database.transaction."""
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    connection.read_only = True
-    connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
 
 
 def reason(error: Exception) -> str:

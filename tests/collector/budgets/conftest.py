@@ -14,7 +14,7 @@ from fakes.ledger import Run, fleet, run
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.rating import rate_usage
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 
 __all__ = ["fleet", "run"]
@@ -52,7 +52,7 @@ def october(fleet: Fleet, run: Run, dsn: str) -> Fleet:
 @pytest.fixture
 def connect(dsn: str) -> Callable[[], psycopg.Connection]:
     """Opens an autocommit connection to the database."""
-    return lambda: open_connection(dsn, autocommit=True)
+    return lambda: Database(dsn).connect()
 
 
 @pytest.fixture

@@ -119,4 +119,3 @@ def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path,
     assert (code, row["desired_gpus"], row["reason"]) == (0, None, answer.detail)
     with pytest.raises(UnknownPool):
         ask("nowhere")
-    opened.close()

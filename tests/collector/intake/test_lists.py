@@ -15,7 +15,7 @@ from gpuledger_collector.ingest.batches import attributes, validate
 from gpuledger_collector.ingest.batches import decode as decoding
 from gpuledger_collector.ingest.batches.decode import ListCache, RecordList, decode
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import Samples, encode
@@ -29,7 +29,7 @@ _seqs = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def connection(postgres):
-    with fresh_database(postgres) as dsn, open_connection(dsn, autocommit=True) as opened:
+    with fresh_database(postgres) as dsn, Database(dsn).connect() as opened:
         yield opened
 
 

@@ -27,7 +27,7 @@ from gpuledger_collector.ingest.batches.latest_values import (
 )
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import ABSENT_INT64, encode
@@ -39,7 +39,7 @@ CARDS, NODES = range(900_001, 900_005), 3
 
 @pytest.fixture(scope="module")
 def connection(postgres):
-    with fresh_database(postgres) as dsn, open_connection(dsn, autocommit=True) as opened:
+    with fresh_database(postgres) as dsn, Database(dsn).connect() as opened:
         opened.execute(
             "INSERT INTO node (name, first_seen_at, last_seen_at)"
             " SELECT 'n' || i, '2026-01-01', '2026-01-01' FROM generate_series(1, %s) i",
@@ -289,7 +289,7 @@ def test_what_waits_is_written_when_it_is_settled_and_only_then(connection):
 def test_a_database_that_dies_while_settling_takes_nothing(connection):
     """What could not be written is kept, under what was told since, and written by the next who comes."""
     store, node = Store(partitions.ensure, placements.settle), "dies"
-    with open_connection(connection.dsn, autocommit=True) as doomed:
+    with Database(connection.dsn).connect() as doomed:
         store.flush(doomed, [accepted(1, node)], NOW, lambda: False)
         connection.execute("SELECT pg_terminate_backend(%s)", (doomed.info.backend_pid,))
         with pytest.raises(psycopg.OperationalError):

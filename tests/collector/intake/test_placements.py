@@ -12,7 +12,7 @@ from fakes.postgres import fresh_database
 from gpuledger_collector.ingest.batches import validate
 from gpuledger_collector.ingest.batches.decode import decode
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import Samples, encode
@@ -29,7 +29,7 @@ def database(postgres):
 
 @pytest.fixture
 def connection(database):
-    with open_connection(database, autocommit=True) as opened:
+    with Database(database).connect() as opened:
         yield opened
 
 
@@ -91,13 +91,13 @@ def test_boards_are_locked_in_the_order_in_which_accelerators_are_written(databa
     done = threading.Event()
 
     def settle():
-        with open_connection(database) as another:
+        with Database(database).transaction() as another:
             another.execute("SET application_name = 'settles'")
             another.commit()
             placements.settle(another, ids, NOON_MS)
         done.set()
 
-    with open_connection(database) as holder:
+    with Database(database).transaction() as holder:
         holder.execute(lock, ("GPU-a",))
         thread = threading.Thread(target=settle)
         thread.start()

@@ -14,7 +14,7 @@ from gpuledger_collector.ingest.batches.evidence import touched_hours
 from gpuledger_collector.ingest.batches.samples import SampleRows, join_samples
 from gpuledger_collector.ingest.batches.usage_intervals import copy_usage_intervals, join_usage_intervals, latest_states
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, Accepted, AcceptedRecords, SampleBlock
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import WireUsageInterval
 
@@ -26,7 +26,7 @@ F4 = sorted(name for name, kind in METRIC_KINDS.items() if kind == "f4")[:3]
 
 @pytest.fixture(scope="module")
 def connection(postgres):
-    with fresh_database(postgres) as dsn, open_connection(dsn, autocommit=True) as opened:
+    with fresh_database(postgres) as dsn, Database(dsn).connect() as opened:
         with opened.transaction():
             partitions.ensure(
                 opened, "usage_interval", [NOON_MS // DAY_MS * DAY_MS + day * DAY_MS for day in (-1, 0, 1)]

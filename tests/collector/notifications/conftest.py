@@ -16,7 +16,7 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import MailWriters, NotificationReport, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 
 __all__ = ["findings", "fleet", "run"]
 
@@ -45,7 +45,7 @@ recipients = ["robots@example.org"]
 @pytest.fixture
 def connect(dsn: str) -> Callable[[], psycopg.Connection]:
     """Opens an autocommit connection to the database."""
-    return lambda: open_connection(dsn, autocommit=True)
+    return lambda: Database(dsn).connect()
 
 
 @pytest.fixture

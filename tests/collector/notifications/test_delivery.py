@@ -30,7 +30,7 @@ DIES = """
 import os, signal, sys
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.smtp import SmtpTransport
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications.outbox import Outbox
 dsn, port, now, last = sys.argv[1:]
 def on_step(name):

@@ -20,7 +20,7 @@ from gpuledger_collector.ingest.remote_write.series import SeriesCache
 from gpuledger_collector.ingest.remote_write.store import RemoteStore
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.telemetry import partitions
 
@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def ledger(postgres):
-    with fresh_database(postgres) as dsn, open_connection(dsn, autocommit=True) as connection:
+    with fresh_database(postgres) as dsn, Database(dsn).connect() as connection:
         yield Bench(dsn, connection)
 
 
@@ -191,7 +191,7 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
     def send(store, seed):
         points = random.Random(seed).sample(everything, len(everything))
         try:
-            with open_connection(ledger.dsn, autocommit=True) as connection:
+            with Database(ledger.dsn).connect() as connection:
                 for first in range(0, len(points), 13):
                     writing = decode(snappy(one(points[first : first + 13])), 1, ledger.book, NOW)
                     store.flush(connection, [writing], dt.datetime.now(dt.UTC))

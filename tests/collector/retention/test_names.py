@@ -10,7 +10,7 @@ from fakes.collector import running
 from gpuledger_collector.ingest.batches import attributes
 from gpuledger_collector.jobs.expire import Expired, RetentionDays, expire
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.schema import metadata
 
@@ -20,7 +20,7 @@ KEEP = RetentionDays(0, 0, 0, 0, 37)
 
 
 def rows(dsn, query, *values):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         return connection.execute(query, values or None).fetchall()
 
 

@@ -12,7 +12,7 @@ from fakes.collector import running
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.merge_partitions import merge_partitions
 from gpuledger_collector.jobs.pack_samples import ArchiveRetention, pack_samples
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_collector.storage.telemetry import partition_merge as merging
@@ -27,18 +27,18 @@ USAGE_INTERVAL = (
 
 
 def rows(dsn, query, *values):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         return connection.execute(query, values or None).fetchall()
 
 
 def names(dsn, table="usage_interval"):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         return [part.name for part in partitions.listing(connection) if part.table == table]
 
 
 def put(dsn, days, coarse_before_ms=0):
     """A hundred usage intervals on each of these days."""
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         partitions.ensure(connection, "usage_interval", days, coarse_before_ms)
         for day in days:
             connection.execute(
@@ -56,7 +56,7 @@ def whole(dsn):
 def test_a_day_of_an_old_month_gets_the_month(dsn):
     """One partition for all of it, unless days of it are there; a recent day gets one of its own."""
     before_ms = APRIL + DAY_MS
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         made = partitions.ensure(connection, "usage_interval", [MARCH, MARCH + 5 * DAY_MS, APRIL], before_ms)
         assert made == ["usage_interval_p202503", "usage_interval_p20250401"]
         assert partitions.ensure(connection, "usage_interval", [MARCH + 30 * DAY_MS], before_ms) == []
@@ -85,7 +85,7 @@ def test_years_of_old_days_make_few_partitions(dsn):
 
 
 def sampled(dsn, days):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         for day in days:
             connection.execute(
                 "INSERT INTO gpu_sample (accelerator_id, at_ms, gpu_utilization_ratio)"
@@ -95,7 +95,7 @@ def sampled(dsn, days):
 
 
 def read(dsn):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         found = archive.samples(connection, [1, 2, 3], Period(MARCH, APRIL))
     values = found.columns["gpu_utilization_ratio"].values.tolist()
     return sorted(zip(found.accelerator_id.tolist(), found.at_ms.tolist(), values, strict=True))
@@ -104,7 +104,7 @@ def read(dsn):
 def test_days_of_a_month_are_packed_one_by_one(dsn):
     """What readers see stays the same; the partition goes with the last day's rows, and an empty one goes too."""
     days = [MARCH, MARCH + 3 * DAY_MS, APRIL - DAY_MS]
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         partitions.ensure(connection, "gpu_sample", [*days, MARCH - DAY_MS], APRIL)
     sampled(dsn, days)
     before = read(dsn)
@@ -127,7 +127,7 @@ def test_retention_takes_days_out_of_a_month(dsn):
     """A day of closed periods goes with its rows alone; the partition goes with the last."""
     days = [MARCH + DAY_MS, MARCH + 2 * DAY_MS, MARCH + 3 * DAY_MS]
     put(dsn, days, APRIL)
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute(
             "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt)"
             " VALUES (%s, %s, 'p', 0, 'me', 'team', 0, '', '{}')",
@@ -185,7 +185,7 @@ def test_a_reader_of_before_sees_every_row(dsn, monkeypatch):
     """A snapshot of before the copy could see neither the days nor the month's rows: the swap waits for it to end."""
     put(dsn, [MARCH, MARCH + DAY_MS])
     monkeypatch.setattr(merging, "SNAPSHOT_SECONDS", 1.0)
-    with open_connection(dsn) as reader:
+    with Database(dsn).transaction() as reader:
         reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         reader.execute("SELECT count(*) FROM price").fetchall()
         assert merging.merge(Database(dsn), "usage_interval", MARCH) == 0
@@ -223,7 +223,7 @@ def put_late(dsn):
 
 
 def put_one(dsn):
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         connection.execute(
             f"INSERT INTO usage_interval ({USAGE_INTERVAL}) VALUES (1, 'unavailable', %s, %s, 0, 0, 0, 0, 1,"
             " '00000000-0000-4000-8000-000000000001', 1, 1)",

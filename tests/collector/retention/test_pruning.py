@@ -25,7 +25,7 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing.dispute_evidence import _USAGE_INTERVALS
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import archive, minute_rollup, minutes, partitions
 
 DAY_MS = 86_400_000
@@ -65,7 +65,7 @@ def make_days(dsn, days):
     wanted = [TODAY + (3 - number) * DAY_MS for number in range(days)]
     for table in partitions.PARTITIONED:
         for place in range(0, days, 250):
-            with open_connection(dsn) as connection:
+            with Database(dsn).transaction() as connection:
                 partitions.ensure(connection, table, wanted[place : place + 250])
 
 
@@ -87,7 +87,7 @@ def whole_way(collector, dsn):
     find_idle(Database(dsn), NOW)
     with Database(dsn).transaction() as connection:
         minutes.newest_evidence(connection, NOW)
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         archive.samples(connection, [1], Period(TODAY, NOW))
         minute_rollup.sampled_hours(connection, Period(TODAY, TODAY + DAY_MS))
         asked = {"accelerators": [1], "workloads": [1], "start": TODAY, "end": NOW, "most": 10}
@@ -117,7 +117,7 @@ def test_every_statement_reaches_a_few_partitions(dsn, monkeypatch):
         whole_way(collector, dsn)
     assert len(plans.partitions) >= 10
     assert {text: reached for text, reached in plans.partitions.items() if reached > MOST} == {}
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         # What a prepared statement would do otherwise: lock every partition, and prune when it is run.
         assert connection.execute("SHOW plan_cache_mode").fetchone() == ("force_custom_plan",)
 
@@ -127,7 +127,7 @@ def test_every_statement_reaches_a_few_partitions(dsn, monkeypatch):
 def test_five_thousand_partitions_stop_nothing(dsn):
     """Evidence is taken, folded, rated and answered for with the server's own number of locks."""
     make_days(dsn, 2_500)
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         assert partitions.count(connection) == 5_000
         assert connection.execute("SHOW max_locks_per_transaction").fetchone() == ("64",)
     with running(dsn) as collector:

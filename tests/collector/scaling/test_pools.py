@@ -20,7 +20,7 @@ from gpuledger_collector.notifications.webhooks import WebhookTransport
 from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications.outbox import Outbox
 
 ACTING = {
@@ -276,7 +276,7 @@ def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(ledger, 
     )
     assert [decision == outcome for decision, outcome in known] == [True, False, False]
     later_ms = hour_ms - 25 * HOUR_MS + scaling.KEEP_MS
-    with open_connection(dsn, autocommit=True) as connection:
+    with Database(dsn).connect() as connection:
         connection.execute(
             "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) VALUES "
             "('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",
@@ -294,7 +294,7 @@ def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(ledger, 
 
 def test_a_collectors_daily_tidying_lets_them_go(database, dsn, hour_ms):
     """The job that runs each day does so."""
-    with open_connection(dsn, autocommit=True) as connection:
+    with Database(dsn).connect() as connection:
         connection.execute(
             "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) VALUES "
             "('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",

@@ -14,7 +14,7 @@ from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import demand, queues, scaling
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database
 
 NOW_MS = 1_760_000_000_000
 NOW = dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
@@ -56,7 +56,7 @@ OLD = """INSERT INTO queue_reading AS old (source, at_ms, workloads, gpu_micro, 
 
 @pytest.fixture
 def connection(dsn):
-    with open_connection(dsn, autocommit=True) as made:
+    with Database(dsn).connect() as made:
         yield made
 
 

@@ -11,7 +11,7 @@ from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api import samples
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
 
@@ -71,7 +71,7 @@ def test_a_viewer_sees_its_owners_series_alone(dsn, fleet, ledger, run):
     """Its team's held time by whatever group; no free time, no samples; a token held to a user sees none."""
     filled(fleet, run, random.Random(4))
     rolled(dsn, ledger)
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         mine, ann = (
             tokens.create(connection, tokens.Token(0, name, "viewer", None, owner, "", NOW_MS))[1]
             for name, owner in (("one", {"team": "team-1"}), ("two", {"user": "ann"}))
@@ -93,7 +93,7 @@ def sampled(dsn, fleet):
         fleet.accelerator(number)
         fleet.capacity(number, 0)
     ids = dict(fleet.rows("SELECT uuid, id FROM accelerator"))
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         partitions.ensure(connection, "gpu_sample", [OCTOBER, OCTOBER + DAY])
         for day in (0, 1):
             for place in range(60):

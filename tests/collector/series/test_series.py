@@ -10,7 +10,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import series
 
 MINUTE = 60_000
@@ -110,7 +110,7 @@ def test_what_is_too_old_is_expired_and_not_drawn_again(dsn, fleet, ledger, run)
     rolled(dsn, ledger, NOW_MS, keep_days=age)
     assert fleet.rows("SELECT min(at_ms) FROM owner_5min") >= [(OCTOBER + DAY,)]
     assert rolled(dsn, ledger, NOW_MS, keep_days=age) == 0
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         seen = series.known(connection, Period(OCTOBER, OCTOBER + 2 * DAY), HOUR)
     assert seen.tolist() == [False] * 24 + [True] * 24
 
@@ -130,7 +130,7 @@ def test_series_are_read_by_what_is_asked(dsn, fleet, ledger, run):
     filled(fleet, run, random.Random(8))
     rolled(dsn, ledger)
     period = Period(OCTOBER, OCTOBER + 3 * DAY)
-    with open_connection(dsn) as connection:
+    with Database(dsn).transaction() as connection:
         for step in (300_000, HOUR, DAY):
             for by in (("team",), ("pool",), ("team", "pool", "model"), ()):
                 found = series.read(connection, period, step, by)

@@ -18,7 +18,7 @@ from gpuledger_collector.schedule import Leadership
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import readers, tokens
 from gpuledger_collector.storage.access.reader_watch import ReaderWatch
-from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.telemetry.partitions import DAY_MS
@@ -102,7 +102,7 @@ def test_no_lock_of_the_product_can_be_held_by_a_reader(server):
     """Whatever it holds, without any watch: every lock is free, jobs find a leader, a new day gets its partitions."""
     with contextlib.closing(server.attacker()) as attacker:
         take_all(attacker)
-        with open_connection(server.own) as connection:
+        with Database(server.own).transaction() as connection:
             connection.execute("SET lock_timeout = '2s'")
             locks.take(connection, *Lock)
         leadership = Leadership(Database(server.own))
@@ -115,7 +115,7 @@ def test_no_lock_of_the_product_can_be_held_by_a_reader(server):
 
 def test_a_revocation_works_and_takes_effect_while_a_reader_holds_what_it_can(server, command):
     """Without any watch of a collector: the command succeeds soon, and the token is refused within seconds."""
-    with open_connection(server.own) as connection:
+    with Database(server.own).transaction() as connection:
         wanted = tokens.Token(0, "gpu-07", "agent", None, None, "", int(time.time() * 1000))
         _, secret = tokens.create(connection, wanted)
     header = {**MSGPACK, "Authorization": f"Bearer {secret}"}
@@ -142,7 +142,7 @@ def test_a_batch_of_a_new_day_is_committed_while_a_reader_holds_what_it_can(serv
 @pytest.mark.parametrize("table", ["token", "usage_interval", "lock_audit", "pg_class"])
 def test_a_reader_that_queues_up_everybody_behind_itself_is_ended(server, command, table):
     """CREATE RULE waits for an exclusive lock before it looks at rights; a second session of the reader keeps it so."""
-    with open_connection(server.own) as connection:
+    with Database(server.own).transaction() as connection:
         wanted = tokens.Token(0, "gpu-07", "agent", None, None, "", int(time.time() * 1000))
         tokens.create(connection, wanted)
     with (
