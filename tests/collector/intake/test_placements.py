@@ -91,13 +91,13 @@ def test_boards_are_locked_in_the_order_in_which_accelerators_are_written(databa
     done = threading.Event()
 
     def settle():
-        with Database(database).transaction() as another:
+        with psycopg.connect(database) as another:
             another.execute("SET application_name = 'settles'")
             another.commit()
             placements.settle(another, ids, NOON_MS)
         done.set()
 
-    with Database(database).transaction() as holder:
+    with psycopg.connect(database) as holder:
         holder.execute(lock, ("GPU-a",))
         thread = threading.Thread(target=settle)
         thread.start()

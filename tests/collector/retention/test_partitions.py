@@ -185,7 +185,7 @@ def test_a_reader_of_before_sees_every_row(dsn, monkeypatch):
     """A snapshot of before the copy could see neither the days nor the month's rows: the swap waits for it to end."""
     put(dsn, [MARCH, MARCH + DAY_MS])
     monkeypatch.setattr(merging, "SNAPSHOT_SECONDS", 1.0)
-    with Database(dsn).transaction() as reader:
+    with psycopg.connect(dsn) as reader:
         reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         reader.execute("SELECT count(*) FROM price").fetchall()
         assert merging.merge(Database(dsn), "usage_interval", MARCH) == 0
