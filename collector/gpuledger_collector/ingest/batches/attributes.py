@@ -94,17 +94,20 @@ def workload_keys(batch: Accepted) -> dict[int, str]:
 
 def accelerator_content(record: WireAccelerator) -> Content:
     """The attributes of an accelerator that a bill depends on."""
+    # Not health, memory or index: they change without changing what a GPU-hour costs.
     return "accelerator", record.uuid, record.model, record.mig_instance or "", str(record.gpu_micro), record.pool
 
 
 def workload_content(key: str, record: WireWorkload) -> Content:
     """The attributes of a workload that a bill depends on."""
+    # Sorted, so that the order in which an agent lists the tags makes no difference.
     attributes = [record.user, record.account, record.name, sorted(record.tags.items())]
     return "workload", key, json.dumps(attributes, ensure_ascii=False)
 
 
 def digest(content: Content) -> bytes:
     """SHA-256 of attributes."""
+    # Without kind and name: the digest is unique within one accelerator or workload only.
     return hashlib.sha256(json.dumps(content[2:]).encode()).digest()
 
 
@@ -131,6 +134,7 @@ class IdCache:
         others = [batch for batch, resolved in zip(batches, cached, strict=True) if resolved is None]
         if not others:
             return [resolved for resolved in cached if resolved is not None]
+        # Taken before the look-ups: ids are stored with a list only if no record changed in the meantime.
         generation = self._generation
         ids = self.register(connection, others, now)
         self._cache_lists(others, generation)
@@ -138,10 +142,12 @@ class IdCache:
 
     def _cached(self, batch: Accepted) -> ResolvedBatch | None:
         node = self.nodes.get(batch.node)
+        # Ids of workloads are stored per scope: nodes that send equal lists mean different processes.
         accelerators = batch.accelerators.cache.get("")
         workloads = batch.workloads.cache.get(node_scope(batch))
         if node is None or accelerators is None or workloads is None:
             return None
+        # Without the lock: generations are compared by identity and only ever replaced.
         if accelerators.generation is not self._generation or workloads.generation is not self._generation:
             return None
         return ResolvedBatch(
@@ -158,6 +164,7 @@ class IdCache:
 
     def _cache_lists(self, batches: Sequence[Accepted], generation: object) -> None:
         """Store ids with the lists of these batches, where the cache holds every record just as reported."""
+        # Under the lock no other writer can change the records while they are compared with the cache.
         with self.lock:
             if self._generation is not generation:
                 return  # another writer changed a record meanwhile: the next batch looks again
@@ -202,12 +209,15 @@ class IdCache:
         """Return the ids of everything that these batches name; new or changed names are written first."""
         self._renew(now)
         ids = Ids({}, {}, {})
+        # The lock covers the look-ups, not the statements below: writers must not queue for the cache during I/O. Two
+        # writers may then write the same name, which ON CONFLICT makes harmless.
         with self.lock:
             self._forget_when_full()
             contents = dict.fromkeys(contents_of(batches))
             ids.attributes.update(
                 {content: self.attributes[content] for content in contents if content in self.attributes}
             )
+            # Sorted, like all names here: writers that insert the same rows meet in the same order.
             missing = sorted(contents.keys() - ids.attributes.keys())
             nodes = _select_changed(self.nodes, ids.nodes, ((batch.node, None, 0) for batch in batches))
             instants = [newest_instant(batch) for batch in batches]
@@ -215,8 +225,12 @@ class IdCache:
             workloads = _select_changed(self.workloads, ids.workloads, _named_workloads(batches, instants))
         if not (nodes or accelerators or workloads or missing):
             return ids
+        # Committed before the batches that need the ids: a cached id never refers to a row that was rolled back. The
+        # order of the tables is fixed as well: nodes, accelerators, workloads, then the attributes that refer to them.
         with connection.transaction():
             ids.nodes.update(write_nodes(connection, [name for name, _, _ in nodes], now))
+            # Two nodes may report one GPU (a moved card, a copied image): the node in the inventory decides what pages
+            # show.
             elsewhere = held_elsewhere(connection, batches, {name for name, _, _ in accelerators})
             ids.accelerators.update(elsewhere)
             accelerators = [entry for entry in accelerators if entry[0] not in elsewhere]
@@ -227,6 +241,7 @@ class IdCache:
         with self.lock:
             self.attributes.update({content: ids.attributes[content] for content in missing})
             _remember(self.nodes, nodes, ids.nodes)
+            # A new name invalidates nothing; a changed record does, because lists resolved before contain the old one.
             changed = _remember(self.accelerators, accelerators, ids.accelerators)
             if _remember(self.workloads, workloads, ids.workloads) or changed:
                 self._generation = object()
@@ -246,6 +261,7 @@ class IdCache:
     def _forget_when_full(self) -> None:
         for names in (self.accelerators, self.workloads):
             if len(names) > MAX_CACHED:
+                # Emptied completely: names in use return with the next batches, and no bookkeeping of ages is needed.
                 names.clear()
                 self._generation = object()
         if len(self.attributes) > MAX_CACHED:
@@ -289,6 +305,7 @@ def _select_changed(names: dict[str, _CachedName], ids: dict[str, int], entries:
         cached = names.get(name)
         if cached is not None:
             ids[name] = cached.id
+            # An older batch (spooled, replayed) does not replace what a newer one has reported.
             if cached.record == record or instant < cached.newest_ms:
                 continue
         if name not in changed or instant >= changed[name][2]:
@@ -322,6 +339,7 @@ def write_nodes(connection: Connection, names: list[str], now: dt.datetime) -> d
     if not names:
         return {}
     connection.execute(
+        # DO NOTHING returns no row for a name that exists, so the ids are read by a second statement.
         "INSERT INTO node (name, first_seen_at, last_seen_at) SELECT name, %s, %s FROM unnest(%s::text[]) AS name"
         " ON CONFLICT (name) DO NOTHING",
         (now, now, names),

@@ -21,6 +21,8 @@ def insert_keys(connection: Connection, resolved: Sequence[ResolvedBatch], now: 
     """Insert the ledger rows of these batches, in the order of their keys; return the keys that were new."""
     batches = [entry.batch for entry in resolved]
     names = {entry.node_id: entry.batch.node for entry in resolved}
+    # One statement for the group. ON CONFLICT DO NOTHING waits for a concurrent transaction that inserts the same key
+    # and skips the row if it commits; so exactly one transaction sees the key in RETURNING.
     rows = connection.execute(
         """
         INSERT INTO ingest_batch (node_id, epoch, seq, sha256, received_at, samples, usage_intervals, rejected)
@@ -32,6 +34,7 @@ def insert_keys(connection: Connection, resolved: Sequence[ResolvedBatch], now: 
         (
             now,
             BinaryArray(np.array([entry.node_id for entry in resolved], dtype="<i8")),
+            # Psycopg would encode an array value by value; these are single copies of memory.
             BinaryArray(np.frombuffer(b"".join([batch.epoch.bytes for batch in batches]), "V16")),
             BinaryArray(np.array([batch.seq for batch in batches], dtype="<i8")),
             BinaryArray(np.frombuffer(b"".join([batch.sha256 for batch in batches]), "V32")),
@@ -77,6 +80,7 @@ def read_committed(
 
 def answer_repeated(batch: Accepted, sha256: bytes, rejected: list[Rejected]) -> Answer:
     """Answer a batch whose key is known: the first answer again, or a refusal when the bytes differ."""
+    # Never "duplicate": the agent would delete records that the ledger does not have.
     if sha256 != batch.sha256:
         return Answer("refused", detail=f"other bytes are known as batch {batch.seq} of epoch {batch.epoch}")
     return Answer("partial", rejected=rejected) if rejected else Answer("duplicate")

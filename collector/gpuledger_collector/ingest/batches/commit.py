@@ -137,6 +137,7 @@ class GroupCommit(Generic[B, A]):
         self._limits = limits
         self._on_flush = on_flush
         self._lock = threading.Lock()
+        # Two conditions on one lock: the bounds on what waits apply to both lanes together, wake-ups to one of them.
         self._light: _Lane[B, A] = _Lane(threading.Condition(self._lock), limits.flush_batches)
         self._heavy: _Lane[B, A] = _Lane(threading.Condition(self._lock), 1)
         self._bytes = 0
@@ -170,6 +171,7 @@ class GroupCommit(Generic[B, A]):
         with self._lock:
             if self._closing:
                 raise Unavailable("the collector is stopping")
+            # Refused at once rather than blocked: the event loop must not wait, and the agent's spool keeps the batch.
             if self.waiting >= self._limits.queue_batches or self._bytes + batch.size > self._max_bytes():
                 raise Unavailable("too many batches are waiting for the database")
             lane.queue.append(waiting)
@@ -197,6 +199,7 @@ class GroupCommit(Generic[B, A]):
             return None
         if dead := [thread.name for thread in self._threads if thread.ident is not None and not thread.is_alive()]:
             return f"{dead[0]} has ended"
+        # A copy, because writers add and remove entries without the lock.
         longest = time.monotonic() - min(self._begun.copy().values(), default=time.monotonic())
         if longest > STUCK_SECONDS:
             return f"a group of batches has been written for {longest:.0f} s"
@@ -215,10 +218,12 @@ class GroupCommit(Generic[B, A]):
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
+        # Only now: the deferred writer flushes a last time what the ended writers have deferred.
         self._writers_ended.set()
         if self._deferred_writer.is_alive():
             self._deferred_writer.join(max(0.0, deadline - time.monotonic()))
         for lane in (self._light, self._heavy):
+            # Nobody else answers these after the writers have ended; without an answer their requests would hang.
             rest = self._take(lane, len(lane.queue))
             _deliver([(waiting, Unavailable("the collector is stopping")) for waiting in rest])
 
@@ -226,6 +231,7 @@ class GroupCommit(Generic[B, A]):
         taken: list[_Waiting[B, A]] = []
         size = 0
         with self._lock:
+            # The size is checked before each batch, so that a group takes at least one, however large it is.
             while lane.queue and len(taken) < max_batches and size < self._limits.flush_bytes:
                 waiting = lane.queue.popleft()
                 size += waiting.batch.size
@@ -239,6 +245,7 @@ class GroupCommit(Generic[B, A]):
         connection: Connection | None = None
         while True:
             with lane.changed:
+                # `_take` locks again by itself: another writer may empty the queue in between, then the group is empty.
                 lane.changed.wait_for(lambda: lane.queue or self._closing)
             group = self._take(lane, lane.max_batches)
             if group:
@@ -246,6 +253,7 @@ class GroupCommit(Generic[B, A]):
                 self._begun[name] = time.monotonic()
                 connection = self._write(connection, group)
                 del self._begun[name]
+            # Waiting batches are written even while closing; only an empty queue ends the writer.
             elif self._closing and not lane.queue:
                 break
         if connection is not None:
@@ -263,6 +271,7 @@ class GroupCommit(Generic[B, A]):
             if self._store.is_flush_due(False):
                 connection = self._flush_deferred(connection)
                 wait_s = DEFERRED_CHECK_SECONDS if connection else BACK_OFF_SECONDS
+        # The writers have ended: nothing can be deferred after this.
         if self._store.is_flush_due(True):
             connection = self._flush_deferred(connection)
         if connection is not None:
@@ -295,8 +304,10 @@ class GroupCommit(Generic[B, A]):
                 connection = self._connect()
             answers = self._store.flush(connection, [waiting.batch for waiting in group], self._clock(), self._is_idle)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            # The database is unavailable, not the batches wrong: writing them one by one would fail as well.
             return self._refuse(connection, group, error)
         except Exception as error:  # a poison batch must not fail its neighbors: write each alone
+            # Also empty the caches: they may be what the statement failed on, as after a restored database.
             connection = self._reset_store(connection)
             log.info("a group of %d batches failed (%s) and is written one by one", len(group), error)
             for waiting in group:
@@ -312,10 +323,12 @@ class GroupCommit(Generic[B, A]):
     ) -> Connection | None:
         reason = str(error).strip().partition("\n")[0]
         log.warning("batches could not be written, agents will send them again: %s", reason)
+        # A deadlock or a lock timeout is over when it is reported: it is not a fault of the database.
         is_lock_conflict = isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable)
         if not is_lock_conflict:
             self._failure, self._failing = Failure(self._clock(), reason), True
         _deliver([(waiting, Unavailable(f"database unavailable: {reason}")) for waiting in group])
+        # After a lock conflict the session is sound and is used again; after anything else it is replaced.
         if connection is not None and not connection.broken:
             if is_lock_conflict:
                 return connection

@@ -34,10 +34,13 @@ def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
     """Write readings and recount their hours; return how many distinct readings there were. Runs in a transaction."""
     if not rows:
         return 0
+    # Lock first: what is read below for recounting then includes every reading that another writer has committed.
     series_ids = _lock_series(connection, sorted({series for series, _ in rows}))
     readings: dict[tuple[int, int], CounterReading] = {}
     for series, reading in rows:
         key = series_ids[series], reading.at_ms
+        # Postgres refuses an ON CONFLICT statement that would update the same row twice, so repetitions are merged
+        # here.
         readings[key] = max(reading, readings.get(key, reading), key=lambda each: (each.value, each.started_ms or 0))
     ordered = sorted(readings.items())
     connection.execute(
@@ -56,6 +59,7 @@ def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
     for series_id, at_ms in readings:
         touched[series_id].append(at_ms)
     counters = {series_id: series.counter for series, series_id in series_ids.items()}
+    # Recount the range of all new readings at once: hours between them are recounted too, which changes nothing.
     for series_id, instants in sorted(touched.items()):
         _recount(connection, series_id, max_gap_ms(counters[series_id]), min(instants), max(instants))
     return len(readings)
@@ -67,6 +71,7 @@ def _lock_series(connection: Connection, series: Sequence[Series]) -> dict[Serie
     connection.execute(
         "INSERT INTO counter_series (workload_id, via, source, part, counter, engine) "
         "SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) "
+        # The id of an existing series is read below: DO NOTHING returns no row for it.
         "ON CONFLICT DO NOTHING",
         columns,
     )
@@ -83,10 +88,12 @@ def _lock_series(connection: Connection, series: Sequence[Series]) -> dict[Serie
 
 def _recount(connection: Connection, series_id: int, gap_ms: int, first_ms: int, last_ms: int) -> None:
     """Recount every hour that a pair of readings with one between these instants can reach into."""
+    # A reading counts units between itself and a neighbor at most `gap_ms` away, so it changes hours within that reach.
     start, end = first_ms - gap_ms, last_ms + gap_ms
     start, end = start - start % HOUR_MS, end - end % HOUR_MS + HOUR_MS
     rows = connection.execute(
         "SELECT at_ms, value, started_ms FROM counter_reading WHERE series_id = %s AND at_ms >= %s AND at_ms <= %s",
+        # Once more by the gap: the first and last of these hours depend on readings just outside of them.
         (series_id, start - gap_ms, end + gap_ms),
     )
     hours = [hour for hour in hourly([CounterReading(*row) for row in rows], gap_ms) if start <= hour.hour_ms < end]

@@ -96,6 +96,7 @@ class _Head(msgspec.Struct, frozen=True):
 class RawListsBatch(_Head, frozen=True):
     """A batch, decoded but for the lists that a node repeats in every batch."""
 
+    # 0x90 is an empty list in msgpack.
     accelerators: msgspec.Raw = msgspec.Raw(b"\x90")
     workloads: msgspec.Raw = msgspec.Raw(b"\x90")
     usage_intervals: list[WireUsageInterval] = []
@@ -131,14 +132,18 @@ class ListCache(Generic[T]):
 
     def decode(self, raw: msgspec.Raw) -> RecordList[T]:
         """Decode the list in these bytes, or return it from the cache. Raises msgspec.DecodeError."""
+        # An agent repeats these lists byte for byte in every batch, so the bytes themselves are the key.
         key = bytes(raw)
         cached = self._lists.get(key)
         if cached is not None:
             return cached
         records: RecordList[T] = RecordList(self._decoder.decode(key))
         size = len(key) + LIST_BYTES + RECORD_BYTES * len(records.records)
+        # One sender must not displace the lists of all others, so a very large list is decoded each time.
         if size <= MAX_CACHED_BYTES // 100:
             if self._bytes + size > MAX_CACHED_BYTES:
+                # Emptied completely rather than by age: lists in use return with the next batches at the cost of one
+                # decoding.
                 self._lists, self._bytes = {}, 0
             self._lists[key] = records
             self._bytes += size
@@ -169,14 +174,17 @@ def inflate(body: bytes, encoding: str) -> bytes:
 
 
 def _unzstd(body: bytes) -> tuple[bytes, bool]:
+    # The frame's header is checked first because it costs nothing; it may be forged, hence the limit below.
     if (bounds.inflated_bytes(body, "zstd") or 0) > MAX_DECODED_BYTES:
         raise Refused(413, f"the body is over {MAX_DECODED_BYTES} bytes when decompressed")
     decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX})
+    # One byte more than allowed, so that the caller can tell a body at the limit from one beyond it.
     plain = decompressor.decompress(body, max_length=MAX_DECODED_BYTES + 1)
     return plain, decompressor.eof and not decompressor.unused_data
 
 
 def _gunzip(body: bytes) -> tuple[bytes, bool]:
+    # 31: the gzip format alone, with the largest window.
     decompressor = zlib.decompressobj(wbits=31)
     plain = decompressor.decompress(body, MAX_DECODED_BYTES + 1)
     return plain, decompressor.eof and not decompressor.unused_data
@@ -188,12 +196,15 @@ def decode(body: bytes, content_type: str, encoding: str) -> DecodedBatch:
     Raises Refused when not even the batch's key and heartbeat can be read.
     """
     plain = inflate(body, encoding)
+    # Of the plain bytes: the same batch compressed anew is a repetition, not a conflict.
     sha256 = hashlib.sha256(plain).digest()
     is_json = content_type in JSON_TYPES
     try:
+        # Before any record becomes an object: see `bounds` on how little a million records weigh on the wire.
         bounds.check(plain, is_json)
         try:
             return _decode_json(plain, sha256) if is_json else _decode_msgpack(plain, sha256)
+        # The structure is sound but some record does not fit its type: accept the others.
         except msgspec.ValidationError:
             return _decode_records(plain, is_json, sha256)
     except bounds.TooLarge as error:
@@ -240,6 +251,7 @@ def _decoded(
 def _decode_records(plain: bytes, is_json: bool, sha256: bytes) -> DecodedBatch:
     decode_one: Callable[..., Any] = msgspec.json.decode if is_json else msgspec.msgpack.decode
     rejected: list[Rejected] = []
+    # Key and heartbeat must be readable here: without a key the batch cannot be answered idempotently.
     batch: RawRecordsBatch = decode_one(plain, type=RawRecordsBatch)
 
     def decode_record(raw: msgspec.Raw, kind: type[T], record: str) -> T | None:
@@ -254,6 +266,7 @@ def _decode_records(plain: bytes, is_json: bool, sha256: bytes) -> DecodedBatch:
         return [decode_record(raw, kind, f"{name}[{place}]") for place, raw in enumerate(raws)]
 
     def decode_samples(raw: msgspec.Raw) -> Samples:
+        # A column that cannot be decoded loses only itself; instants or accelerators that cannot lose all samples.
         samples = decode_record(raw, RawSamples, "samples") if bytes(raw) else None
         if samples is None:
             return Samples()

@@ -23,6 +23,7 @@ _HOUR_BITS = 24
 def request_hour_recompute(connection: Connection, intervals: IntervalRows, samples: SampleRows | None) -> None:
     """Request that the hours which these touch are folded to usage and rolled up to minutes again."""
     hours = touched_hours(intervals, samples)
+    # Requests are only inserted and never updated, so writers of the same hour do not wait for each other.
     connection.execute(
         "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT * FROM unnest(%b::bigint[], %b::bigint[])",
         (BinaryArray(hours[:, 0]), BinaryArray(hours[:, 1] * HOUR_MS)),
@@ -31,6 +32,8 @@ def request_hour_recompute(connection: Connection, intervals: IntervalRows, samp
 
 def touched_hours(intervals: IntervalRows, samples: SampleRows | None) -> Array:
     """Distinct pairs of accelerator and number of the hour, sorted."""
+    # An interval may touch several hours: repeat each accelerator once per hour and add 0, 1, 2, ... to the first hour.
+    # The end is exclusive, hence the hour of `end_ms - 1`.
     first, last = intervals.start_ms // HOUR_MS, (intervals.end_ms - 1) // HOUR_MS
     hours_each = last - first + 1
     offsets = np.arange(hours_each.sum()) - np.repeat(np.cumsum(hours_each) - hours_each, hours_each)
@@ -39,6 +42,7 @@ def touched_hours(intervals: IntervalRows, samples: SampleRows | None) -> Array:
     if samples is not None:
         accelerators.append(samples.accelerator)
         hours.append(samples.at_ms // HOUR_MS)
+    # Accelerator and hour are packed into one integer: sorting integers is much faster than sorting pairs.
     touched = np.unique(np.concatenate(accelerators) << _HOUR_BITS | np.concatenate(hours))
     return np.column_stack((touched >> _HOUR_BITS, touched & ((1 << _HOUR_BITS) - 1)))
 
@@ -67,6 +71,7 @@ class CachedPlacement:
 
     def confirmed_since(self, node_id: int, attributes_id: int) -> int | None:
         """The instant from which such evidence changes nothing; None when this row contradicts it."""
+        # Stated to have left: evidence from after that changes nothing, whichever node reports it.
         if self.is_stated and self.out_ms is not None:
             return self.out_ms
         is_same = self.node_id in (None, node_id) and self.attributes_id == attributes_id
@@ -93,6 +98,7 @@ def drop_foreign_evidence(
         (_FAR_MS, accelerators),
     ):
         inventory[number].append((node_id, in_ms, out_ms))
+    # By identity: batches contain dictionaries and cannot be hashed.
     checked = {id(entry) for entry in changed}
     return [_own_evidence(entry, inventory) if id(entry) in checked else entry for entry in batches]
 
@@ -109,6 +115,8 @@ def _own_evidence(resolved: ResolvedBatch, inventory: Mapping[int, Sequence[_Inv
     usage_intervals = {
         record: interval
         for record, interval in batch.usage_intervals.items()
+        # An interval belongs to the node that had the accelerator at its start; bills cut it where the accelerator
+        # moves.
         if not any(start <= interval.start_ms < end for start, end in foreign.get(interval.accelerator, ()))
     }
     block = batch.block

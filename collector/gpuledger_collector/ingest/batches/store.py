@@ -106,16 +106,23 @@ class Store:
 
         `is_idle` returns whether no further batches wait.
         """
+        # Ids are resolved in a transaction of their own, so a cached id is never one that a rollback removes.
         self.renew(now)
         resolved = self.ids.resolve(connection, batches, now)
+        # An agent that got no answer sends a batch again, so one group may contain a key twice: the first of them is
+        # written, the others are compared with it.
         first: dict[Key, ResolvedBatch] = {}
         for entry in resolved:
             first.setdefault(entry.batch.key, entry)
+        # All writers insert ledger keys in the same order: two that meet wait for each other and never deadlock.
         unique = sorted(first.values(), key=lambda entry: (entry.node_id, entry.batch.epoch, entry.batch.seq))
+        # Outside of the transaction below: partitions are created under a lock, which is only waited for without other
+        # locks.
         self.ensure_days(connection, batches)
         after_commit: list[Callable[[], None]] = []
         updates, is_deferred = PendingUpdates(), False
         with connection.transaction():
+            # From here on the transaction holds the keys: whatever is written below exists exactly if the keys do.
             new_keys = insert_keys(connection, unique, now)
             if new_keys:
                 new = [entry for entry in unique if entry.batch.key in new_keys]
@@ -123,6 +130,7 @@ class Store:
                 is_deferred = not (is_idle() and self.deferred.is_empty)
                 if not is_deferred:
                     write_updates(connection, updates)
+            # Keys that were not new belong to committed batches: ON CONFLICT waited for any concurrent writer of them.
             committed = read_committed(connection, [entry for entry in unique if entry.batch.key not in new_keys])
             answers = []
             for batch in batches:
@@ -134,6 +142,7 @@ class Store:
                     answers.append(answer_repeated(batch, *known))
             pairs = zip(batches, answers, strict=True)
             record_conflicts(connection, [batch for batch, answer in pairs if answer.status == "refused"], now)
+        # Only after COMMIT: a cache that knew rows of a failed transaction would suppress writing them again.
         with self._lock:
             for remember in after_commit:
                 remember()
@@ -154,12 +163,14 @@ class Store:
         try:
             with connection.transaction():
                 write_updates(connection, updates)
+        # The connection or the server failed, not the data: the same updates can be written later.
         except (psycopg.OperationalError, psycopg.InterfaceError):
             self.deferred.put_back(updates)
             raise
 
     def forget(self) -> None:
         """Empty all caches of the database: it may have been restored, or a partition dropped."""
+        # Deferred updates contain ids of the database that may have been replaced, so they are dropped too.
         self.ids.forget()
         self.deferred.take()
         with self._lock:
@@ -178,6 +189,7 @@ class Store:
 
     def count_new(self, batch: Accepted) -> NewItems:
         """Count what this store has not seen of a batch; the database may know it already."""
+        # Reads the cache without the lock: the number is charged to a quota, where a stale one does no harm.
         days = sum((table, day) not in self._days for table, days in _days_by_table([batch]).items() for day in days)
         return NewItems(self.ids.count_unseen(batch), days)
 
@@ -199,10 +211,13 @@ class Store:
         after_commit: list[Callable[[], None]],
     ) -> PendingUpdates:
         """Write what bills depend on and return the other updates. Callables for after COMMIT are appended."""
+        # 1. Usage intervals, as they were reported: bills are computed from them.
         intervals = join_usage_intervals(batches)
         copy_usage_intervals(connection, intervals, presence_intervals(batches))
+        # 2. The inventory. Most batches only confirm the cached placements; the others are settled in the database.
         changed = [entry for entry in batches if not self._is_confirmed(entry)]
         after_commit.append(self.update_inventory(connection, batches))
+        # 3. Readings and requests for recomputation, of accelerators that are on the reporting node only.
         own = drop_foreign_evidence(connection, batches, changed)
         samples = join_samples(own)
         request_hour_recompute(connection, intervals, samples)
@@ -210,6 +225,7 @@ class Store:
             copy_samples(connection, samples)
             after_commit.append(self.store_slow(connection, samples))
         counters.store_readings(connection, _counter_readings(batches))
+        # 4. Latest values are returned, not written: the caller decides whether they are deferred.
         states = latest_states(join_usage_intervals(own) if changed else intervals)
         return updates_of(batches, samples, states, now)
 
@@ -224,6 +240,7 @@ class Store:
 
         The evidence of the accelerators in `remeasured` was replaced from `remeasured_ms` on.
         """
+        # Evidence that an open placement covers from its start on changes nothing and needs no settling.
         evidence = [
             entry
             for entry in placement_evidence([batch for batch in batches if not self._is_confirmed(batch)])
@@ -238,6 +255,7 @@ class Store:
             with self._lock:  # boards are locked until COMMIT, so turns are in the order of settling
                 self._turn += 1
                 turn = self._turn
+            # The cache keeps the newest row per accelerator only; `settle` returns it for every accelerator of a board.
             rows = {
                 number: CachedPlacement(
                     row.node_id, row.attributes_id, row.in_ms, row.out_ms, row.source == "import", turn
@@ -247,6 +265,8 @@ class Store:
 
         def remember() -> None:
             cached = self._placements
+            # Callbacks run after COMMIT and may overtake each other: a row from an earlier turn must not replace a
+            # later one, nor one that was settled before the cache was emptied.
             newer = {
                 number: row
                 for number, row in rows.items()
@@ -267,6 +287,8 @@ class Store:
         cache = resolved.batch.accelerators.cache
         cached = cache.get(resolved.node_id)
         if cached is None or cached[0] is not self._inventory:
+            # Read the generation before the rows: if one changes meanwhile, the result is stored under a stale
+            # generation.
             inventory = self._inventory
             since = [
                 self._confirmed_since(number, resolved.node_id, resolved.accelerator_attributes[place])
@@ -287,6 +309,7 @@ class Store:
         slow = {name: values for name, values in samples.columns.items() if name not in HOT_KINDS}
         if not slow:
             return lambda: None
+        # Slow metrics are stored where they change, so the value before must be known; it is read once per process.
         self._read_slow(connection, set(samples.accelerator.tolist()), slow)
         changes, latest = slow_changes(samples, slow, self._slow)
         write_slow(connection, changes)
@@ -297,12 +320,14 @@ class Store:
         if not missing:
             return
         rows = connection.execute(
+            # The newest stored value for each pair of accelerator and metric.
             "SELECT DISTINCT ON (accelerator_id, metric) accelerator_id, metric, at_ms, value FROM gpu_state"
             " WHERE accelerator_id = ANY(%s) AND metric = ANY(%s) ORDER BY accelerator_id, metric, at_ms DESC",
             (sorted({accelerator for accelerator, _ in missing}), sorted({name for _, name in missing})),
         )
         with self._lock:
             for accelerator, name, at_ms, value in rows:
+                # Not overwritten: another writer may have cached a newer value since this query.
                 self._slow.setdefault((accelerator, name), (at_ms, value))
 
 

@@ -47,6 +47,7 @@ MAX_TEXT = 4000
 """Characters of a text in a heartbeat."""
 MAX_EPOCH = 64
 _INT64 = 2**63 - 1
+# Postgres stores no NUL in text, and lone surrogates are not valid UTF-8.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
 _SIZES = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
@@ -56,6 +57,7 @@ HEAVY_RECORDS, HEAVY_ROWS = 2_000, 50_000
 
 NODE_SCOPED_KINDS = frozenset({"process", "container", "static", "dcgm"})
 """Kinds of workloads whose id is unique on one node only; their key contains the node's name."""
+# A node repeats its epoch in every batch; parsing a UUID costs more than a dictionary look-up.
 _uuid = lru_cache(maxsize=16_384)(uuid.UUID)
 
 T = TypeVar("T")
@@ -142,15 +144,19 @@ def accept(
 
     Raises Refused when the batch has no usable key.
     """
+    # 1. The lists that other records refer to; a reference to a refused entry is refused as well.
     epoch = _parse_epoch(batch)
     accelerators, accelerator_refusals = _validate(batch.accelerators, "accelerators", check_accelerator)
     workloads, workload_refusals = _validate(batch.workloads, "workloads", check_workload)
     rejected = [*batch.rejected, *accelerator_refusals, *workload_refusals]
+    # 2. Usage intervals: each alone, then the sums of those that share a time.
     context = accelerators, workloads, now_ms + FUTURE_MS, oldest_ms
     usage_intervals = _check_each("usage_intervals", batch.usage_intervals, check_usage_interval, rejected, *context)
     _refuse_wrong_sums(usage_intervals, rejected)
+    # 3. Samples, then the bound on the days that intervals and samples touch together.
     block = _accept_samples(batch.samples, accelerators, now_ms, rejected, oldest_ms)
     block = _bound_days(usage_intervals, block, rejected)
+    # 4. Readings of counters, which are bounded by their own age limit.
     counts = _check_each("counts", batch.counts, check_count, rejected, workloads, now_ms)
     return Accepted(
         node=batch.node,
@@ -242,6 +248,7 @@ def storable(value: Any) -> Any:
     if isinstance(value, dict):
         return {storable(key): storable(part) for key, part in value.items()}
     if isinstance(value, str):
+        # `errors="replace"` turns lone surrogates into question marks.
         return value[:MAX_TEXT].replace("\0", "\ufffd").encode(errors="replace").decode()
     return value
 
@@ -253,8 +260,10 @@ def check_accelerator(accelerator: WireAccelerator) -> str | None:
     limits = {"uuid": 200, "device_uuid": 200, "model": 200, "mig_instance": 200, "pool": 200, "health_cause": 2000}
     if reason := _bad_field(accelerator, limits):
         return reason
+    # Millionths of a physical GPU: 1,000,000 is an entire one, less a MIG instance.
     if not 1 <= accelerator.gpu_micro <= 1_000_000:
         return f"gpu_micro: {accelerator.gpu_micro} is not from 1 to 1000000"
+    # The column is a Postgres integer.
     if not 0 <= accelerator.index < 2**31:
         return f"index: {accelerator.index} is out of range"
     if accelerator.memory_bytes is not None and not 0 <= accelerator.memory_bytes <= _INT64:
@@ -264,6 +273,7 @@ def check_accelerator(accelerator: WireAccelerator) -> str | None:
 
 def _refuse_repeats(accelerators: dict[int, WireAccelerator], rejected: list[Rejected]) -> None:
     first: dict[str, int] = {}
+    # Of two entries for one UUID the first counts: with both, it would be undefined to which one records refer.
     for place, accelerator in list(accelerators.items()):
         known = first.setdefault(accelerator.uuid, place)
         if known != place:
@@ -297,6 +307,7 @@ def check_usage_interval(
     if interval.accelerator not in accelerators:
         return f"accelerator: there is no accepted accelerators[{interval.accelerator}]"
     start_ms, end_ms = interval.start_ms, interval.end_ms
+    # This runs for every interval, so cheap comparisons come first and reasons are built only on refusal.
     if not oldest_ms <= start_ms <= latest_ms or end_ms > latest_ms:
         return _out_of_time(start_ms, oldest_ms)
     if not 0 < end_ms - start_ms <= MAX_USAGE_INTERVAL_MS:
@@ -312,6 +323,7 @@ def check_usage_interval(
         return f"workload: there is no accepted workloads[{interval.workload}]"
     if held_ms < 0 or busy_ms < 0 or idle_ms < 0 or unknown_ms < 0 or held_ms > end_ms - start_ms:
         return "held_ms: is not from 0 to end_ms - start_ms, or a part of it is negative"
+    # Exactly, in whole milliseconds: the bill distinguishes busy and idle cost, which must add up to held cost.
     if busy_ms + idle_ms + unknown_ms != held_ms:
         return "busy_ms, idle_ms, unknown_ms: do not add up to held_ms"
     return None
@@ -354,6 +366,7 @@ def _refuse_wrong_sums(usage_intervals: dict[int, WireUsageInterval], rejected: 
     for place, interval in usage_intervals.items():
         if interval.state == "held":
             spans.setdefault((interval.accelerator, interval.start_ms, interval.end_ms), []).append(place)
+    # All holders of the span are refused together: without one of them the others would be charged too little.
     for (_, start_ms, end_ms), places in spans.items():
         held = sum([usage_intervals[place].held_ms for place in places])
         if held == end_ms - start_ms:
@@ -376,6 +389,7 @@ def _accept_samples(
         reason = f"accelerator has {len(samples.accelerator)} rows and at_ms {rows}"
         rejected.append(Rejected("samples", reason))
         return None
+    # Fast path: bytes of the right kind and length are taken as they are, without creating an array.
     columns = {
         name: column.values
         for name, column in samples.columns.items()
@@ -383,6 +397,7 @@ def _accept_samples(
         and isinstance(column.values, bytes)
         and len(column.values) == rows * _SIZES[column.kind]
     }
+    # Slow path: lists (JSON) and other kinds are converted, or refused with a reason.
     for name, column in samples.columns.items() if len(columns) < len(samples.columns) else ():
         if name in columns:
             continue
@@ -397,6 +412,7 @@ def _accept_samples(
     if len(kept) < rows:
         accelerator, at_ms = [accelerator[row] for row in kept], [at_ms[row] for row in kept]
         columns = select_rows(columns, np.array(kept))
+    # Positions and instants stay arrays: they are compared and selected by mask for every batch.
     rows_at = np.array(accelerator, dtype="<i8"), np.array(at_ms, dtype="<i8")
     return SampleBlock(*rows_at, columns, min(at_ms), max(at_ms))
 
@@ -422,6 +438,7 @@ def _good_rows(
     oldest_ms: int,
 ) -> Sequence[int]:
     rows = samples.at_ms
+    # Nearly every batch is good throughout: four comparisons instead of a loop over its rows.
     if rows and min(rows) >= oldest_ms and max(rows) <= latest_ms and accelerators.keys() >= set(samples.accelerator):
         return range(len(rows))
     kept = []
@@ -464,6 +481,7 @@ def _bound_days(
 
 def days_of(block: SampleBlock) -> set[int]:
     """Numbers of the UTC days that a block touches."""
+    # A batch rarely spans more than one day: first and last instant suffice then.
     ends = {block.first_ms // DAY_MS, block.last_ms // DAY_MS}
     return ends if len(ends) == 1 else set((block.at_ms // DAY_MS).tolist())
 
