@@ -17,7 +17,7 @@ from gpuledger_collector.settings import Settings, check
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.telemetry import archive, partitions
+from gpuledger_collector.storage.telemetry import archive, minute_rollup, partitions
 from gpuledger_common.settings import SettingsError
 
 DAY = 20_000 * DAY_MS
@@ -310,7 +310,7 @@ def test_usage_intervals_go_only_with_closed_periods_and_their_hours_stay_as_the
             "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT 1, unnest(%s::bigint[])",
             ([days[0], days[1], days[2] + 5 * HOUR_MS, days[3] + 23 * HOUR_MS, days[4]],),
         )
-        marks = usage.marks(connection, Period(DAY, later), None)
+        marks = usage.recompute_requests(connection, Period(DAY, later), None)
     assert [mark.hour_ms for mark in marks] == [days[0], days[4]]
 
 
@@ -326,8 +326,8 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
     put(dsn, [row(DAY + 20_000, 600.0)])
     for _ in range(2):
         with Database(dsn).transaction() as connection:
-            hours = usage.sampled_hours(connection, Period(DAY, DAY + DAY_MS))
-            usage.roll_up_minutes(connection, hours)
+            hours = minute_rollup.sampled_hours(connection, Period(DAY, DAY + DAY_MS))
+            minute_rollup.roll_up_minutes(connection, hours)
             found = connection.execute("SELECT minute_ms, samples, power_watts FROM gpu_minute").fetchall()
         assert found == [(DAY, 3, 300.0)]
         archive.pack_day(Database(dsn), DAY)

@@ -180,7 +180,7 @@ def test_sums_are_the_clis(reader, seeded):
     unheld = sum(row["cost_micro"] for row in made["rows"] if row["team"] in nobody)
     assert waste["waste"] == Decimal(unheld + total["idle_cost_micro"]) / 1_000_000
     assert any(month is not None for _, month in teams)
-    by_state = panel(reader, "finops", "Spend a day, by state ($currency)", SPAN)
+    by_state = panel(reader, "finops", "Spend per day, by state ($currency)", SPAN)
     assert sum(row["cost"] for row in by_state) == spend["spend"]
 
 

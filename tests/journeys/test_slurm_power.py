@@ -219,7 +219,7 @@ def test_advice_powers_nodes_up_and_the_resumed_one_runs_a_job(cluster, advisor)
     assert said.count("would run: scontrol update") == 2
     assert cluster.states() == before
 
-    code, said = run("--apply", MOST_UP="1")
+    code, said = run("--apply", MAX_UP="1")
     assert code == 0, said
     ran = [line.split("nodename=")[1].split()[0] for line in said.splitlines() if "ran:" in line]
     assert len(ran) == 1, said
@@ -263,7 +263,7 @@ def test_advice_powers_nodes_up_and_the_resumed_one_runs_a_job(cluster, advisor)
         ({"CEILING": "1", "FLOOR": "2"}, "is below 2"),
         ({"NODE_PRICE": "3"}, "or neither"),
         ({"NODE_PRICE": "3", "HOUR_LIMIT": "5", "FLOOR": "2"}, "pays for 1 nodes"),
-        ({"MOST_DOWN": "some"}, "no whole number"),
+        ({"MAX_DOWN": "some"}, "no whole number"),
     ],
 )
 def test_settings_that_are_wrong_end_it_before_anything_is_asked(advisor, settings, words):
@@ -315,7 +315,7 @@ def test_drained_and_down_nodes_are_left_alone_and_busy_ones_never_go(advisor, s
     show("IDLE+CLOUD", "ALLOCATED+CLOUD", "IDLE+CLOUD+COMPLETING", "IDLE+CLOUD+POWERING_UP", "IDLE+CLOUD")
     (tmp_path / "orders").unlink()
     advisor.says(0.0)
-    code, said = scale(advisor.url, "--apply", environment=environment, FLOOR="1", MOST_DOWN="9")
+    code, said = scale(advisor.url, "--apply", environment=environment, FLOOR="1", MAX_DOWN="9")
     assert code == 0, said
     assert "scontrol hides 1 of 6 nodes (slurm.conf: PrivateData=cloud)" in said
     assert orders() == [f"update nodename=n{number} state=power_down" for number in (0, 4)]

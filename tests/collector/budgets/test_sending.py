@@ -147,7 +147,7 @@ def test_a_server_that_is_down_delays_and_loses_nothing(connect, box) -> None:
     inbox = Inbox()
     port = free_port()
     put(connect, message("a"), message("b"))
-    assert str(sender(box, port, 0).send_due()) == "0 sent, 1 to try again, 0 unconfirmed, 0 given up"
+    assert str(sender(box, port, 0).send_due()) == "0 sent, 1 to be retried, 0 unconfirmed, 0 given up"
     assert sender(box, port, 59_999).send_due().retried == 1  # the other one
     with mail_server(inbox, port):
         assert sender(box, port, 59_999).send_due().sent == 0
@@ -286,7 +286,7 @@ def test_hooks_post_once_to_configured_addresses_only(connect, box) -> None:
         server.shutdown()
         thread.join()
         server.server_close()
-    assert str(done) == "2 sent, 1 to try again, 0 unconfirmed, 1 given up"
+    assert str(done) == "2 sent, 1 to be retried, 0 unconfirmed, 1 given up"
     assert [path for path, _, _ in posts] == ["/chat", "/erp?x=1", "/moved"]
     assert posts[1][1] == message(recipient="webhook:erp").digest
     assert b'"text": "*GPUs of vision*' in posts[0][2]

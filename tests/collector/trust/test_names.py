@@ -19,7 +19,7 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from collector.budgets import test_mails as budgets
-from collector.notifications import test_notification_mails as notifications
+from collector.notifications import test_finding_mails as notifications
 from collector.trust import test_tables as tables
 from fakes.pages import Page
 from fakes.postgres import fresh_database
@@ -33,7 +33,7 @@ from gpuledger_collector.export.cells import rows_as
 from gpuledger_collector.notifications import budget_mail, digest_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.mime import compose
-from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.notifications.webhooks import WebhookTransport
 from gpuledger_collector.serving import escaped
 from gpuledger_collector.storage.notifications.delivery_rules import Digest
 from gpuledger_collector.storage.notifications.messages import Content, Message
@@ -160,9 +160,9 @@ def mails_about(name: str) -> list[Content]:
     )
     told = [
         finding_mail.idle(
-            notifications.IdleNews((notifications.Section(17, job),), notifications.NOW, 3), notifications.LINKS
+            notifications.IdleNotice((notifications.Section(17, job),), notifications.NOW, 3), notifications.LINKS
         ),
-        finding_mail.anomaly(notifications.AnomalyNews(21, finding, notifications.NOW), notifications.LINKS),
+        finding_mail.anomaly(notifications.AnomalyNotice(21, finding, notifications.NOW), notifications.LINKS),
         finding_mail.summary(week),
         budget_mail.write(of, notifications.LINKS),
         finding_mail.acted(replace(notifications.ACTION, target={"workload": name, "name": name}), job),
@@ -188,7 +188,7 @@ def test_mails_and_hooks_show_escapes(name: str) -> None:
             if file.endswith(".csv"):
                 assert len(content.attachments[file].splitlines()) == len(text.splitlines())
         for channel in ("slack", "webhook"):
-            body = json.loads(Hook(channel, {})._body(Message("k", "t", f"{channel}:x", content, 0, 0)))
+            body = json.loads(WebhookTransport(channel, {})._body(Message("k", "t", f"{channel}:x", content, 0, 0)))
             assert seen(body["text"]) == []
             assert seen(body.get("subject", "")) == []
 
