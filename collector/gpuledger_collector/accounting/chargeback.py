@@ -163,6 +163,8 @@ class _RowSums:
         if line.state == HELD and line.has_known_activity:
             self.idle_ns = add_known(self.idle_ns, line.idle_ns)
             self.idle_cost_micro = add_known(self.idle_cost_micro, line.idle_cost_micro)
+        # Sums of what is known, except for list and contracted cost: those are compared with the cost, and a part of
+        # them would look like a saving.
         self.cost_micro = add_known(self.cost_micro, line.cost_micro)
         self.energy_mj = add_known(self.energy_mj, line.energy_mj)
         self.list_micro = _sum_all([self.list_micro, line.list_cost_micro])
@@ -188,7 +190,9 @@ def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocat
     currencies = sorted({currency for currency, _ in sums if currency is not None})
     rows: list[ReportRow] = []
     totals: list[ReportRow] = []
+    # Each currency is rounded and totaled by itself; unpriced usage comes last, as a group without a currency.
     for currency in [*currencies, *([None] if any(key[0] is None for key in sums) else [])]:
+        # Remainders are given out in the order of `_ordered`; the sort after it is for display only.
         own_rows = _rows(currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency}))
         own_rows.sort(key=lambda row: (-(row.cost_micro or 0), row.keys, row.correction_of))
         rows += own_rows
@@ -200,10 +204,12 @@ def _add_allocations(sums: dict[tuple[str | None, _Key], _RowSums], allocations:
     """Add shares and carbon to the row of the period's own time; carbon to a correction where there is no such row."""
     for (currency, keys), micro in allocations.shared.items():
         sums.setdefault((currency, (keys, "")), _RowSums()).shared_micro = micro
+    # The empty month sorts first, so the row of the period's own time wins where there is one.
     first: dict[tuple[str | None, tuple[str, ...]], str] = {}
     for currency, (keys, correction_of) in sums:
         first[currency, keys] = min(correction_of, first.get((currency, keys), correction_of))
     for (currency, keys), grams in allocations.emitted.items():
+        # Carbon never makes a row of its own: without a row there was no usage to show it with.
         if (currency, keys) in first:
             sums[currency, (keys, first[currency, keys])].co2e_micrograms = grams
 
@@ -221,11 +227,13 @@ def shown_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
 
     Levels of owners were escaped when they were attributed (accounting.attribution); other names are escaped here.
     """
+    # All unpriced usage is one row, whoever used it: the row is about the missing rate.
     if line.currency is None:
         return (UNPRICED, *[""] * (len(by) - 1)) if by else ()
     if line.state == HELD:
         named = zip(line.keys, by, strict=True)
         return tuple([_shown(key, name) or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in named])
+    # Parentheses mark names that no owner can have: owners' names that look like this are escaped.
     marked = next((at for at, name in enumerate(by) if name in _OWNER_DIMENSIONS), 0)
     cells = ["" if name in _OWNER_DIMENSIONS else _shown(key, name) for key, name in zip(line.keys, by, strict=True)]
     if cells:
@@ -239,6 +247,7 @@ def _shown(key: str, dimension: str) -> str:
 
 def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[ReportRow]:
     """Rows with what is printed of them: rows of the same cells add up to what one row of them would print."""
+    # Without a currency there is no money to round; the unit only has to be valid.
     minor_unit = MICRO // 10 ** (minor_digits(currency) if currency is not None else 0)
     cells = [keys for (keys, _), _ in group]
     rounded: dict[str, list[Any]] = {}

@@ -60,9 +60,11 @@ def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[Share
     sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     shares_of: dict[tuple[str, str], int] = defaultdict(int)
     for line in lines:
+        # Unpriced usage has no currency and is billed to nobody; a close refuses it unless it is accepted explicitly.
         if line.charge.currency is not None:
             sums[line.charge.currency][billed_to(line.charge, level)] += line.charge.cost_micro or 0
     for part in shares:
+        # An owner with shares and no direct cost still gets an invoice.
         sums[part.currency][part.keys[0]] += 0
         shares_of[part.currency, part.keys[0]] += part.micro
     billed: list[Invoice] = []
@@ -100,6 +102,7 @@ def receipt(
     for charge in corrections:
         if charge.currency is not None:
             corrected[charge.currency] += charge.cost_micro or 0
+    # Rounded together over the lines, so that whoever adds up the exported lines gets the same total.
     hours = hours_decimal([line.charge.gpu_ns for line in lines])
     return {
         "period": done.name,
@@ -114,6 +117,8 @@ def receipt(
         "coverage_percent": None if proof.coverage is None else str(proof.coverage),
         "holds": proof.holds,
         "unpriced_gpu_ns": proof.unpriced_ns,
+        # Both the booked amount and the exact one: the first is what is paid, the second is what adds up with the
+        # ledger.
         "invoices": [
             {
                 "owner": invoice.owner,

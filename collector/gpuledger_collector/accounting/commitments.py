@@ -59,6 +59,8 @@ class Commitment:
 
     def amortized_micro(self, hour_ms: int) -> int:
         """The part of the upfront payment that falls on an hour of the term. `hour_ms` is where the hour begins."""
+        # The hour's share follows from its number alone, so any day can be rated without the days before it. Months of
+        # different length do not matter: an hour of February costs what an hour of July does (decision 0014).
         hours = (self.ends_ms - self.starts_ms) // HOUR_MS
         at = (hour_ms - self.starts_ms) // HOUR_MS
         if not 0 <= at < hours:
@@ -74,12 +76,14 @@ class Commitment:
 
     def cost(self, span: Period) -> int:
         """What a span of the term costs, in micro-units; of an hour cut in two both parts add up to it."""
+        # Hour by hour, since the odd micro-units of the upfront payment make hours differ by one.
         inside = span.clip(self.term)
         return 0 if inside is None else sum(self._part(hour) for hour in inside.hours())
 
     def _part(self, part: Period) -> int:
         hour_ms = part.start_ms - part.start_ms % HOUR_MS
         whole = self.hour_micro(hour_ms)
+        # The cumulative cost up to the end less that up to the start: however an hour is cut, its parts add up to it.
         until_end = whole * (part.end_ms - hour_ms) // HOUR_MS
         return until_end - whole * (part.start_ms - hour_ms) // HOUR_MS
 
@@ -98,6 +102,8 @@ class Commitment:
     @property
     def precedence(self) -> tuple[object, ...]:
         """Where several cover the same time: the most specific first, then the one that began first."""
+        # False sorts before True, so what is named is negated to come first. The name is the last tie-break: ids depend
+        # on the order of import.
         specific = (bool(self.node), bool(self.pool), bool(self.gpu_model), bool(self.region))
         return tuple(not is_named for is_named in specific), self.starts_ms, self.name
 
@@ -167,6 +173,7 @@ def cover(
     ]
     # By name first: keys are database ids, which depend on the order of arrival.
     ordered = sorted(demands, key=lambda demand: (demand.name, demand.key))
+    # What no commitment covers yet. Commitments take from it one after the other, so no time is paid for twice.
     left = {(demand.key, at): quantity for demand in ordered for at, quantity in demand.ns.items()}
     for commitment in sorted(commitments, key=lambda commitment: commitment.precedence):
         covered = [
@@ -174,6 +181,7 @@ def cover(
         ]
         committed_ns = cost = 0
         for part in parts:
+            # Also where nothing asks for it: the commitment costs its hour either way, and the time is then unused.
             quantity = commitment.committed_ns(part)
             if quantity:
                 committed_ns += quantity
@@ -195,10 +203,14 @@ def _cover_rating_interval(
     at = part.start_ms
     asking = [(demand.key, open_ns) for demand in demands if (open_ns := left.get((demand.key, at), 0))]
     wanted = sum(open_ns for _, open_ns in asking)
+    # In proportion to what is there, held or not: covering held time first would make the idle GPU of the pool look
+    # dear (decision 0014).
     taken = split(min(quantity, wanted), [open_ns for _, open_ns in asking])
     unused = quantity - sum(taken)
     cost = commitment.cost(part)
+    # Unused time is one more weight in the same split, so that covered + unused is the cost without a second rounding.
     costs = split(cost, [*taken, unused])
+    # Not strict: the last cost is that of the unused time.
     for (key, open_ns), covered, part_cost in zip(asking, taken, costs, strict=False):
         if covered:
             left[key, at] = open_ns - covered

@@ -22,11 +22,14 @@ def difference(before: Iterable[Charge], after: Iterable[Charge]) -> list[Charge
     """
     old, new = _by_key(before), _by_key(after)
     lines = []
+    # Keys of both sides: a line that is gone now must be taken back, one that is new must be charged.
     for key in {**old, **new}:
         was, now = old.get(key), new.get(key)
+        # Identity comes from the new line where there is one, so that a correction names the price that holds now.
         sample = now or was
         assert sample is not None
         amounts = {name: _difference(getattr(now, name, None), getattr(was, name, None)) for name in MEASURES}
+        # What it was billed at contracted rates is not known, so the change of it is not known either.
         if was is not None and was.contracted_cost_micro is None:
             amounts["contracted_cost_micro"] = None
         # A correction carries the change at contracted rates, but that alone is no reason for one.
@@ -53,6 +56,7 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
             charge.pool,
             charge.gpu_model,
             charge.node,
+            # The terms of the price and not its id: importing the same price book again must not make corrections.
             None if price is None else (price.purchase, price.rate, price.list_rate, price.region),
             charge.currency,
             None if commitment is None else replace(commitment, id=None),
@@ -68,6 +72,7 @@ def _joined(known: Charge, charge: Charge) -> Charge:
 
 
 def _difference(now: int | None, was: int | None) -> int | None:
+    # An amount known on one side only counts in full. Closed lines and corrections then add up to the new amount.
     return None if now is None and was is None else (now or 0) - (was or 0)
 
 

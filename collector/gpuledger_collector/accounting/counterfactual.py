@@ -86,7 +86,10 @@ def merged(changes: Iterable[UsageChange]) -> dict[_Place, UsageChange]:
 
 
 def _both(known: UsageChange, change: UsageChange) -> UsageChange:
+    # The maximum and not the sum: two advices about one minute may both mean the same GPU, and giving it back once is
+    # all there is.
     back = max(known.back_permille, change.back_permille)
+    # What is given back counts as freed too, so the larger freed share less the returned one is what stays spare.
     freed = max(known.back_permille + known.spare_permille, change.back_permille + change.spare_permille)
     rates = [price for price in (known.moved_to, change.moved_to) if price is not None]
     lowest = min(rates, key=lambda price: (price.rate, price.id or 0)) if rates else None
@@ -107,9 +110,11 @@ def changed(
             kept.append(piece)
             continue
         back, spare = change.back_permille, change.spare_permille
+        # By largest remainder, so the parts of a piece add up to it and both ledgers hold the same time.
         parts = split(piece.held_ms, (PERMILLE - back - spare, back, spare))
         whole = [_part(piece, piece.state, parts[0]), _part(piece, SPARE, parts[2])]
         if change.moved_to is not None:
+            # The other rate has no changes of its own, so what moves is rated by the hour.
             hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
             group = moved.setdefault(change.moved_to, [])
             group += [replace(part, start_ms=hour_ms) for part in whole if part.held_ms]
@@ -146,6 +151,7 @@ def compare(
 ) -> None:
     """Rate one accelerator and day in both ledgers and add the difference to the sums, by currency ('': unpriced)."""
     after, moved = changed(pieces, changes)
+    # Both ledgers by the same function as the bill: a saving is in the bill's own micro-units.
     before = rate_accelerator_day(accelerator, day, capacity, pieces, book, owner_of, until_ms)
     other = rate_accelerator_day(accelerator, day, capacity, after, book, owner_of, until_ms)
     for charge in before:
@@ -154,6 +160,7 @@ def compare(
     for charge in other:
         _count(sums.setdefault(charge.currency or "", Saving()), charge)
     for price, group in moved.items():
+        # The rate as if it applied everywhere and always: the advice has chosen it, so the book must not choose again.
         forever = replace(price, effective_from_ms=0, effective_to_ms=None, pool="", gpu_model="", node="", region="")
         for charge in rate_accelerator_day(accelerator, day, (), group, PriceBook([forever]), owner_of, until_ms):
             saving = sums.setdefault(price.currency, Saving())
@@ -179,6 +186,8 @@ def _count(saving: Saving, charge: Charge) -> None:
         saving.price_ids |= set() if charge.price.id is None else {charge.price.id}
     if freed:
         saving.freed_gpu_ns += charge.gpu_ns
+    # MOVED costs nothing here, since it is charged at its new rate; what was rented stops costing. Owned or reserved
+    # time goes on being paid, so it frees capacity and saves no cash.
     if charge.state == MOVED or (charge.state == GIVEN_BACK and rented):
         return
     saving.cash_micro -= charge.cost_micro or 0
@@ -207,6 +216,7 @@ def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], reservatio
     saved = 0
     for rates in by_hour.values():
         left = gpu_ns(reservation.gpus * GPU_MICRO, HOUR_MS)
+        # The dearest first: a reservation replaces the hours that would have cost most.
         for dearest, quantity in sorted(rates, reverse=True):
             taken = min(left, quantity)
             saved += cost_micro(taken, dearest)
@@ -226,6 +236,7 @@ def amount(sums: Mapping[str, Saving]) -> tuple[str | None, Saving | None]:
         return None, None
     priced = {currency: saving for currency, saving in sums.items() if currency}
     changed_in = [currency for currency, saving in priced.items() if saving.freed_gpu_ns or saving.cash_micro]
+    # Savings in two currencies are no single amount, and are not converted.
     if len(changed_in) > 1:
         return None, None
     currency = changed_in[0] if changed_in else next(iter(sorted(priced)), None)

@@ -113,7 +113,9 @@ def _day_line(charges: Sequence[Charge]) -> DayLine:
     """The line of charges that differ in accelerator, workload and price only."""
     measures = total(charges).amounts
     list_costs = [micro for charge in charges if (micro := list_or_contracted_micro(charge)) is not None]
+    # With contracted costs as fallback: without them the day's list cost would leave these charges out.
     measures["list_cost_micro"] = sum(list_costs) if list_costs else None
+    # A part without a comparable amount makes the sum incomparable: unknown for the line, not smaller than it is.
     if any(charge.commitment is not None and charge.contracted_cost_micro is None for charge in charges):
         measures |= dict.fromkeys(COMPARED)
     first = charges[0]
@@ -134,6 +136,7 @@ def list_or_contracted_micro(charge: Charge) -> int | None:
 
 
 def _order(line: DayLine) -> tuple[object, ...]:
+    # None cannot be compared with a path; the flag before it sorts time that nobody held to the end.
     owner = line.owner or OwnerPath()
     return line.day_ms, line.owner is None, owner, line.state, line.pool, line.gpu_model, line.currency or ""
 
@@ -154,9 +157,11 @@ def check_conservation(
             capacity_cost[currency] += micro
     uses = commitment_uses(commitments, charges)
     for use in uses.values():
+        # What a commitment pays for imported counts has no accelerator, so it is on neither side of this equation.
         capacity_cost[str(use["currency"])] += int(use["cost_micro"]) - int(use["imported_micro"])
     charged_cost: dict[str, int] = defaultdict(int)
     for charge in charges:
+        # Imported usage is charged, but has no capacity to compare it with.
         is_capacity = charge.accelerator_id is not None or charge.state == COMMITMENT_UNUSED
         if is_capacity and charge.currency is not None:
             charged_cost[charge.currency] += charge.cost_micro or 0

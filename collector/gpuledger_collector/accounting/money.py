@@ -21,6 +21,7 @@ RATE_DIGITS = 9
 
 def minor_digits(currency: str) -> int:
     """Decimal places of the currency's minor unit (ISO 4217, list one); two for a code that the list has not (yet)."""
+    # Most currencies have two; a code that is newer than the table must not keep a month from being billed.
     return MINOR_DIGITS.get(currency, 2)
 
 
@@ -29,6 +30,8 @@ def rate_nano(rate: Decimal) -> int:
     """The rate in billionths of the major unit. Raises ValueError when it has more places or is no number."""
     if not rate.is_finite():
         raise ValueError(f"{rate} is not a rate")
+    # Refuse more digits instead of rounding them: a rate rounded here would differ from the one that the price book
+    # shows.
     scaled = rate.scaleb(RATE_DIGITS)
     whole = int(scaled)
     if whole != scaled:
@@ -38,6 +41,8 @@ def rate_nano(rate: Decimal) -> int:
 
 def cost_micro(gpu_ns: int, rate: Decimal) -> int:
     """Micro-units for a quantity in GPU-nanoseconds at a rate per GPU-hour, rounded once, half to even."""
+    # GPU-ns x nano-units / (GPU-ns per hour) is nano-units; the same division takes them to micro-units, so there is no
+    # second rounding.
     nano_per_micro = 10**RATE_DIGITS // MICRO
     return round_half_even_div(gpu_ns * rate_nano(rate), GPU_NS_PER_HOUR * nano_per_micro)
 

@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 
 DEFAULT_POOL = "default"
+# Decision 0020: sightings at most 24 hours before and after hold the device for its node.
 RETURN_MS = DAY_MS
 """A device that its node sees again within this time has not moved to the node that claimed it in between."""
 FAR_MS = 2**62
@@ -192,11 +193,14 @@ def place(board: Board) -> TimeLine:
     placements: list[Placement] = []
     claims = list(sweep.claims)
     seen_ms: dict[int, int] = {}
+    # A pool claim that still holds ends with the last sighting, not with today: the result must not depend on the
+    # clock.
     for sighting in sweep.sightings:
         seen_ms[sighting.part.accelerator_id] = max(sighting.end_ms, seen_ms.get(sighting.part.accelerator_id, 0))
     ordered = sorted(sweep.closed, key=lambda row: (row.accelerator_id, row.in_ms))
     for accelerator_id, rows in groupby(ordered, key=lambda row: row.accelerator_id):
         former = board.former_pools.get(accelerator_id, ())
+        # Pools come after the sweep: a claimed pool changes neither which parts fit on a board nor on which node it is.
         settled, refused = _settle_pools(list(rows), board.imported, former, seen_ms.get(accelerator_id, 0))
         placements += merged(settled)
         claims += refused
@@ -220,6 +224,7 @@ def merged(rows: Sequence[Placement]) -> list[Placement]:
 
 def spliced(before: Sequence[Placement], placed: Sequence[Placement], at_ms: int) -> list[Placement]:
     """The rows up to an instant, and those from it on."""
+    # Merged again at the seam: a row that goes on unchanged must not look as if it had ended.
     kept = [replace(row, out_ms=at_ms) if row.holds(at_ms) else row for row in before]
     return merged([*kept, *placed])
 
@@ -227,6 +232,7 @@ def spliced(before: Sequence[Placement], placed: Sequence[Placement], at_ms: int
 def changes(old: Sequence[Placement], new: Sequence[Placement]) -> list[Period]:
     """The times in which two lists of rows of one accelerator place it differently."""
     rows = [*old, *new]
+    # Between two edges neither list changes: comparing them at each edge is enough.
     edges = sorted({row.in_ms for row in rows} | {FAR_MS if row.out_ms is None else row.out_ms for row in rows})
     return [
         Period(start, end)
@@ -253,9 +259,11 @@ class _Sweep:
         self.closed: list[Placement] = []
         self.claims: list[PlacementClaim] = []
         self.there: dict[int, _There] = {}
+        # A set first: evidence that was delivered twice is one sighting.
         self.sightings = sorted(set(board.sightings), key=lambda sighting: sighting.order)
         self.starts: dict[int, list[int]] = defaultdict(list)
         self.seen_until: dict[int, int] = {}
+        # Which parts a node shows at an instant, whatever the order in which its sightings of that instant are taken.
         self.shown = {
             (sighting.part.accelerator_id, sighting.node_id, sighting.start_ms) for sighting in self.sightings
         }
@@ -267,6 +275,8 @@ class _Sweep:
         self.device_is_stated = any(row.part.is_device for row in board.stated)
         for row in board.carried:
             part = parts.get(row.accelerator_id, Part(row.accelerator_id, "", is_device=False))
+            # What agents reported, not what the row says: the inventory may have stated another model, which is not
+            # compared with the next sighting.
             model = row.reported_model
             if model is None:
                 model = part.known.model if row.source == STATED else row.model
@@ -281,6 +291,7 @@ class _Sweep:
 
     def run(self) -> None:
         """Apply all events from `since_ms` on; what is there after the last one remains there."""
+        # The inventory changes things at its own instants, also where nothing is seen.
         edges = {at for row in self.board.stated for at in (row.in_ms, row.out_ms) if at is not None}
         begin = {self.board.since_ms} if self.board.is_cut else set()
         edges = {at for at in edges if at >= self.board.since_ms} | begin
@@ -298,6 +309,8 @@ class _Sweep:
     def _moment(self, at_ms: int, sightings: Sequence[Sighting]) -> None:
         if at_ms >= self.board.since_ms:
             self._leave_as_stated(at_ms)
+        # Confirmations before news: a part that is seen at this instant must count as seen when another one does not
+        # fit beside it.
         fresh = [sighting for sighting in sightings if not self._confirms(sighting)]
         if at_ms >= self.board.since_ms:
             self._enter_as_stated(at_ms)
@@ -310,11 +323,13 @@ class _Sweep:
 
     def _confirms(self, sighting: Sighting) -> bool:
         """Whether a sighting shows what is there already, or is from before the time that is placed here."""
+        # Sightings from before `since_ms` only say who saw the device until when; they place nothing.
         if sighting.start_ms < self.board.since_ms:
             self._note(sighting)
         entry = self.there.get(sighting.part.accelerator_id)
         if entry is None or entry.row.node_id not in (None, sighting.node_id):
             return False
+        # The inventory speaks of this part now, so what is there has to be placed again by its row.
         if entry.row.source == SEEN and self._stated_of(sighting.part):
             return False
         if sighting.attributes is not None and (entry.attributes is None or not _says(entry, sighting.attributes)):
@@ -331,6 +346,8 @@ class _Sweep:
     def _row_for(self, part: Part, at_ms: int) -> StatedRow | None:
         """The stated row that governs a part at an instant: its own, else its device's."""
         rows = [row for row in self.board.stated if row.part.accelerator_id == part.accelerator_id]
+        # A row of its own hides those of the device even where it does not cover the instant: then the part is not
+        # there.
         rows = rows or [row for row in self.board.stated if row.part.is_device]
         ordered = sorted(rows, key=lambda row: (row.in_ms, row.out_ms is None, row.out_ms or 0, row.pool, row.model))
         return next((row for row in ordered if row.covers(at_ms)), None)
@@ -343,6 +360,7 @@ class _Sweep:
             if row is None:
                 self._leave(entry.part.accelerator_id, at_ms)
                 continue
+            # An inventory without a model leaves it to the agents.
             model = row.model or (entry.attributes or entry.part.known).model
             stated = row.node_id, row.pool, model, STATED
             if stated != (entry.row.node_id, entry.row.pool, entry.row.model, entry.row.source):
@@ -352,6 +370,8 @@ class _Sweep:
         for row in self.board.stated:
             part = row.part
             begins = row.in_ms == at_ms or (self.board.is_cut and at_ms == self.board.since_ms and row.covers(at_ms))
+            # Only a device is there by its row alone, and only while none of its parts is. A MIG instance is there from
+            # its first sighting on (decision 0020, limits).
             if begins and part.is_device and part.accelerator_id not in self.there and not self.there:
                 governing = self._row_for(part, at_ms)
                 if governing is not None:
@@ -366,6 +386,7 @@ class _Sweep:
         if self._is_refused(sighting, stated):
             self._refuse(sighting, "node", sighting.node)
             return
+        # Evidence from before dated facts says that it is there and nothing about how: it never changes a row.
         if sighting.attributes is None and sighting.part.accelerator_id in self.there:
             self.there[sighting.part.accelerator_id].seen_until_ms = sighting.end_ms
             return
@@ -373,6 +394,8 @@ class _Sweep:
             for accelerator_id in list(self.there):
                 self._leave(accelerator_id, sighting.start_ms)  # the board has moved
         attributes = sighting.attributes or sighting.part.known
+        # A board is at most one device: a new part first displaces the parts that are not seen now, and is refused if
+        # that is not enough.
         others = {number: entry for number, entry in self.there.items() if number != sighting.part.accelerator_id}
         if not _fit(attributes, others.values()):
             seen = {
@@ -394,9 +417,12 @@ class _Sweep:
         """Whether another node has the device at the time of this sighting."""
         if stated is not None:
             return stated.node_id not in (None, sighting.node_id)
+        # Without an inventory the first node keeps the device while it sees it, or has seen it and sees it again within
+        # RETURN_MS.
         holders = {entry.row.node_id for entry in self.there.values()} - {None, sighting.node_id}
         for holder in holders:
             until = self.seen_until.get(holder or 0, -1)
+            # Looking ahead is allowed: the time line is a function of all evidence, and late evidence makes it anew.
             starts = self.starts.get(holder or 0, [])
             following = starts[bisect_left(starts, sighting.start_ms) :][:1]
             returns = bool(following) and following[0] <= sighting.end_ms + RETURN_MS
@@ -419,6 +445,7 @@ class _Sweep:
 
     def _leave(self, accelerator_id: int, at_ms: int) -> None:
         row = self.there.pop(accelerator_id).row
+        # What was replaced in the instant in which it began never was there.
         if row.in_ms < at_ms:
             self.closed.append(replace(row, out_ms=at_ms))
 
@@ -461,6 +488,7 @@ def _says(entry: _There, attributes: Attributes) -> bool:
     known = entry.attributes
     if known is None:
         return False
+    # Stored attributes are found again by their content, so equal ids mean equal content.
     if known.id or attributes.id:
         return known.id == attributes.id
     return (known.model, known.gpu_micro, known.pool or DEFAULT_POOL) == (
@@ -483,11 +511,14 @@ def _settle_pools(
     for row in rows:
         # Evidence from before dated attributes has none: the pool that it claimed was accepted, and is kept.
         days = imported.get(row.claimed_pool, ()) if row.source == SEEN and row.attributes_id else ()
+        # The pool that held last and is not the claimed one: on days of imported usage the accelerator stays there
+        # (decision 0020).
         other = next((pool for pool in reversed(pools) if pool != row.claimed_pool), DEFAULT_POOL)
         other = other if row.claimed_pool != DEFAULT_POOL else DEFAULT_POOL
         for part, is_imported in _cut(row, days):
             pool = other if is_imported else row.claimed_pool if row.source == SEEN else row.pool
             settled.append(replace(part, pool=pool))
+            # Where nothing else is left but the claimed pool, the claim changes nothing and nobody has to decide it.
             if is_imported and other != row.claimed_pool:
                 last_ms = max(part.in_ms, seen_ms) if part.out_ms is None else part.out_ms
                 claims.append(
@@ -516,6 +547,7 @@ def _cut(row: Placement, days: Sequence[Period]) -> list[tuple[Placement, bool]]
         if day.start_ms > cursor:
             parts.append((replace(row, in_ms=cursor, out_ms=day.start_ms), False))
         cursor = max(cursor, day.start_ms)
+        # Both are open-ended: the rest of the row lies in the period, and has no end either.
         if row.out_ms is None and day.end_ms >= FAR_MS:
             return [*parts, (replace(row, in_ms=cursor), True)]
         end_ms = day.end_ms if row.out_ms is None else min(day.end_ms, row.out_ms)

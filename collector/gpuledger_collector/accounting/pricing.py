@@ -63,8 +63,10 @@ def model_match(wanted: str, model: str) -> int:
     """2 for the same name, 1 when every token of `wanted` is one of the model's, 0 for any model, -1 for another."""
     if not wanted:
         return 0
+    # The exact name beats tokens: a rate for `NVIDIA A100` must not lose against one for any board with these tokens.
     if wanted.casefold() == model.casefold():
         return 2
+    # A subset, in any order: price lists write `A100 80GB` where the driver says `NVIDIA A100-SXM4-80GB`.
     tokens = model_tokens(wanted)
     return 1 if tokens and tokens <= model_tokens(model) else -1
 
@@ -106,10 +108,13 @@ class _Timeline:
 
     def __init__(self, ranked: Sequence[Price]) -> None:
         """`ranked` best first."""
+        # The best price can only change where one begins or ends, so it is looked up once for each such edge.
         edges = {price.effective_from_ms for price in ranked}
         edges |= {price.effective_to_ms for price in ranked if price.effective_to_ms is not None}
         self._edges = sorted(edges)
+        # The entry before the first edge: nothing is in force yet.
         self._best: list[Price | None] = [None]
+        # Ranks stand for prices: the smallest rank in the heap is the best of those that have begun.
         waiting = sorted(range(len(ranked)), key=lambda at: ranked[at].effective_from_ms, reverse=True)
         running: list[int] = []
         for edge in self._edges:
@@ -137,6 +142,7 @@ class PriceBook:
     ) -> None:
         """`also_cut`: instants at which something else that rating goes by begins or ends to hold, such as a rule."""
         self.prices = tuple(prices)
+        # Choices apply in the order of the file; the first that holds wins, like rules.
         self.choices = tuple(sorted(choices, key=lambda choice: (choice.position, choice.id or 0)))
         edges = {price.effective_from_ms for price in self.prices}
         edges |= {price.effective_to_ms for price in self.prices if price.effective_to_ms is not None}
@@ -144,6 +150,7 @@ class PriceBook:
             at for choice in self.choices for at in (choice.effective_from_ms, choice.effective_to_ms) if at is not None
         }
         self._edges = sorted(edges | set(also_cut))
+        # Prices by what they name. A book has few such places, however many dated versions each of them has.
         self._places: dict[tuple[str, str, str, str], list[Price]] = {}
         for price in self.prices:
             self._places.setdefault((price.node, price.pool, price.region, price.gpu_model), []).append(price)
@@ -185,12 +192,15 @@ class PriceBook:
             model = model_match(of_model, gpu_model)
             named = ((of_node, node), (of_pool, pool), (of_region, region))
             if model >= 0 and all(not wanted or wanted == actual for wanted, actual in named):
+                # The order of specificity: node before pool before model before region.
                 matching.append(((bool(of_node), bool(of_pool), model, bool(of_region)), place))
         key = (purchase, tuple(matching))
         # Places with the same prices share one timeline: a fleet has many nodes and few rates.
         timeline = self._shared.get(key)
         if timeline is None:
             scored = [
+                # Specificity first, then the preferred way of buying, then the latest to become effective; the id makes
+                # a later version of the same instant win.
                 ((specific, -PURCHASES.index(price.purchase), price.effective_from_ms, price.id or 0), price)
                 for specific, place in matching
                 for price in self._places[place]

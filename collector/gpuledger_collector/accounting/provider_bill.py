@@ -30,6 +30,7 @@ from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_common.largest_remainder import split
 
 PLACES = 18
+# FOCUS writes costs with up to 18 decimals; integers of 1e-18 hold every bill exactly.
 ATTO_PER_MICRO = 1_000_000_000_000
 ATTO = 1_000_000_000_000_000_000
 KINDS: Mapping[str, str] = {
@@ -63,6 +64,7 @@ _UNIT_MS = {
     "day": 24 * HOUR_MS,
 }
 _UNIT = re.compile(r"(?:1 )?(?:(?P<what>.*?)[-\s])?(?P<time>hour|hr|h|minute|min|second|sec|s|day)s?", re.IGNORECASE)
+# Half of the third decimal: a quantity written as `24` is not taken as 24 give or take half an hour.
 SMALLEST_HOURS = Decimal("0.0005")
 """Hours that a line's own digits may be off by at most, whatever few it is written with."""
 
@@ -112,6 +114,7 @@ class BillMatch:
             (self.region, line.region),
             (self.service, line.service),
         )
+        # Providers write paths or names: the last element of a path is what an operator knows the machine by.
         resources = (line.resource, line.resource.rpartition("/")[2], line.resource_name)
         return all(not pattern or fnmatchcase(value, pattern) for pattern, value in given) and (
             not self.resource or any(fnmatchcase(name, self.resource) for name in resources)
@@ -166,6 +169,7 @@ class Comparison:
 
     def by_kind(self) -> dict[tuple[str, str], Decimal]:
         """Amounts by currency and kind, in the order of KINDS."""
+        # 60 digits: the default of 28 would round sums of costs with 18 decimals.
         sums: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
         with localcontext(prec=60):
             for difference in self.differences:
@@ -271,6 +275,7 @@ class _Comparing:
 
     def add(self, line: BillLine) -> None:
         """One more line of the bill."""
+        # Every line counts in the bill's total before anything is decided about it: no later rule can lose an amount.
         written = line.effective if self._effective and line.effective is not None else line.billed
         total = _atto(written)
         self._bill[line.currency] += total
@@ -287,6 +292,7 @@ class _Comparing:
 
     def _match(self, line: BillLine) -> BillMatch | None:
         """The first declared match, else the node that is called as the resource is."""
+        # Storage, traffic or licenses have no GPU-time to compare; they can only be declared to be left out.
         if line.quantity is None or gpu_unit(line.unit) is None:
             declared = next((match for match in self._matches if match.fits(self._provider, line)), None)
             return declared if declared is not None and declared.leave_out else None
@@ -301,12 +307,15 @@ class _Comparing:
     def _lay(self, line: BillLine, match: BillMatch, total: int, written: Decimal) -> None:
         """Spread a line's time and cost over the days that it covers; other days are their own kind of difference."""
         unit_ms, per_gpu = gpu_unit(line.unit) or (HOUR_MS, False)
+        # A line of no length (a one-time charge) still falls on a day.
         span = Period(line.start_ms, max(line.end_ms, line.start_ms + 1))
         inside = [(day, part) for day in self._days if (part := day.clip(span)) is not None]
         outside_ms = span.ms - sum(part.ms for _, part in inside)
         sign, weights = (-1 if total < 0 else 1), [*(part.ms for _, part in inside), outside_ms]
         # `split` takes no negative totals; the days of a credit are split as those of a charge.
         costs = [sign * cost for cost in split(abs(total), weights)]
+        # The last weight is the time outside the period; a line that lies outside entirely is shown even if it costs
+        # nothing.
         if costs[-1] or outside_ms == span.ms:
             self._tell("other period", line.currency, None, match.pool, match.node, line, costs[-1])
         if match.node:
@@ -314,10 +323,12 @@ class _Comparing:
         for (day, part), cost in zip(inside, costs, strict=False):
             place = self._places.get((match.node, day.start_ms))
             pool = match.pool or (place.pool if place is not None else "")
+            # GPUs of one billed unit: declared, else one where the unit is already per GPU, else those of the node.
             gpus = Fraction(match.gpus) if match.gpus is not None else Fraction(1)
             if match.gpus is None and not per_gpu and place is not None:
                 gpus = Fraction(place.gpu_micro, 1_000_000)
             self._pools.add(pool)
+            # Fractions, since a third of a node-hour has no finite decimal; rounded once, to GPU-nanoseconds.
             share = Fraction(part.ms, span.ms) * gpus * unit_ms * 1_000_000
             own = self._groups[((pool if not match.node else "", match.node, day.start_ms), line.currency)]
             entry = own.parts.setdefault((line.sku, line.region, line.commitment == "Used"), _Part())
@@ -331,6 +342,7 @@ class _Comparing:
         """All differences, once the whole bill was added."""
         ledger: dict[str, int] = defaultdict(int)
         unpriced: dict[_Key, int] = defaultdict(int)
+        # A billed node's usage counts in every pool in which it stood, else its move would look unobserved.
         self._pools |= {place.pool for (node, _), place in self._places.items() if node in self._billed_nodes}
         for usage in observed:
             if usage.pool not in self._pools:
@@ -347,6 +359,8 @@ class _Comparing:
             group.cost += cost
             # The ledger rounds each accelerator-hour once, by half a micro-unit at most.
             group.pieces += usage.gpu_ns // GPU_NS_PER_HOUR + 1
+        # Unpriced time was observed all the same: it counts against the bill's hours, in one currency so that it counts
+        # once.
         for key, gpu_ns in unpriced.items():
             billed_groups = [group for (where, _), group in self._groups.items() if where == key and group.parts]
             for group in billed_groups[:1]:
@@ -372,6 +386,8 @@ class _Comparing:
             billed = {currency for currency, group in groups.items() if group.parts}
             charged = {currency for currency, group in groups.items() if group.gpu_ns}
             for currency, group in groups.items():
+                # Both sides have amounts and no currency in common: rates cannot be compared, so the entire amounts are
+                # the difference.
                 if billed and charged and not billed & charged:
                     self._put("currency", key, currency, ("", ""), _cost(group) - group.cost, 0)
                 else:
@@ -379,11 +395,15 @@ class _Comparing:
 
     def _group(self, key: _Key, currency: str, group: _Group) -> None:
         """The law of the module's docstring, SKU by SKU; what its rounded parts leave is rounding."""
+        # Each explained part is taken off; what is left in the end is rounding. So the kinds add up whatever is decided
+        # below.
         rest = _cost(group) - group.cost
         billed_ns = sum(part.gpu_ns for part in group.parts.values())
+        # The ledger's mean rate of the group, as an exact fraction.
         rate = Fraction(group.cost, group.gpu_ns) if group.gpu_ns else Fraction(0)
         slack_ns = sum((part.slack_ns for part in group.parts.values()), Fraction(0))
         matched = Fraction(1)
+        # Hours that differ by less than the bill's own digits are no difference in time.
         if abs(billed_ns - group.gpu_ns) > slack_ns:
             if billed_ns > group.gpu_ns:
                 matched = Fraction(group.gpu_ns, billed_ns)
@@ -394,7 +414,9 @@ class _Comparing:
             if matched != 1:
                 over = _micro(part.cost * (1 - matched))
                 rest -= self._put("unobserved", key, currency, (sku, region), over, round(part.gpu_ns * (1 - matched)))
+            # Only the matched time is compared by price; the rest was explained as unobserved, at the bill's rate.
             price = matched * (part.cost - part.gpu_ns * rate)
+            # Tolerance: the digits that the bill writes, and one micro-unit for each amount that the ledger rounded.
             if abs(price) > part.slack + ATTO_PER_MICRO * group.pieces:
                 kind = "commitment" if committed else "price"
                 rest -= self._put(kind, key, currency, (sku, region), _micro(price), 0)
@@ -439,6 +461,7 @@ class _Comparing:
 
 def _kind(line: BillLine) -> str | None:
     """The kind of a line that is no usage to be compared; None for one that is."""
+    # The class before the category: a correction of usage is no usage of this period.
     if line.charge_class == "Correction":
         return "refund"
     if line.category != "Usage":

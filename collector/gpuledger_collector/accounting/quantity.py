@@ -23,6 +23,7 @@ def gpu_ns(gpu_micro: int, ms: int) -> int:
 
 def round_half_even_div(numerator: int, denominator: int) -> int:
     """The quotient rounded to the nearest integer, halves to the even one (IEEE 754 §4.3.1). Exact for any size."""
+    # Not round(numerator / denominator): a month of GPU-nanoseconds times a rate has more digits than a float holds.
     quotient, remainder = divmod(numerator, denominator)
     twice = 2 * remainder
     return quotient + (twice > denominator or (twice == denominator and quotient % 2 == 1))
@@ -33,6 +34,8 @@ def round_together(values: Sequence[int], unit: int) -> list[int]:
 
     The difference between the rounded sum and the floors goes to the largest remainders, ties to the earlier value.
     """
+    # `//` and `%` round toward minus infinity, so a negative amount (a correction) has a remainder from 0 to unit - 1
+    # too, and what is left over is never negative.
     floors = [value // unit for value in values]
     left = round_half_even_div(sum(values), unit) - sum(floors)
     if left:
@@ -48,11 +51,13 @@ def round_in_groups(values: Sequence[int], groups: Sequence[object], unit: int) 
     members: dict[object, list[int]] = {}
     for at, group in enumerate(groups):
         members.setdefault(group, []).append(at)
+    # Two levels, groups first: what a group shows does not depend on how many rows it is divided into.
     totals = round_together([sum(values[at] for at in places) for places in members.values()], unit)
     rounded = [0] * len(values)
     for places, total in zip(members.values(), totals, strict=True):
         floors = {at: values[at] // unit for at in places}
         left = total - sum(floors.values())
+        # The sort is stable, so equal remainders go to the earlier value, as in `round_together`.
         for at in sorted(places, key=lambda at: -(values[at] % unit))[:left]:
             floors[at] += 1
         for at, count in floors.items():

@@ -136,8 +136,11 @@ class _Lines:
         sums.busy_ns += activity_ns[0]
         sums.idle_ns += activity_ns[1]
         sums.unknown_ns += activity_ns[2]
+        # Idle cost is split from this interval's cost and then summed: splitting the day's cost by the day's idle time
+        # would be wrong where the rate changes during the day.
         if activity_ns[1]:
             sums.idle_cost_micro += split(cost, activity_ns)[1]
+        # A line without any measurement keeps None: unknown is not zero.
         if energy_mj is not None:
             sums.energy_mj = (sums.energy_mj or 0) + energy_mj
 
@@ -147,11 +150,15 @@ class _Lines:
 
     def _charge(self, key: _Key, sums: _LineSums) -> Charge:
         price, state, workload_id, owner, commitment = key
+        # Where no activity was ever measured, idle cost is unknown; showing 0 would claim that the GPU was busy.
         has_activity = state == HELD and sums.unknown_ns < sums.gpu_ns
         currency = commitment.currency if commitment is not None else None if price is None else price.currency
         # What the price book would have asked is only comparable with the cost in the same currency.
         comparable = price if price is not None and price.currency == currency else None
         list_rate = None if comparable is None else comparable.list_rate
+        # Without a commitment the contracted rate is what was charged. It is not multiplied anew for the day, since the
+        # rounding of each interval would be lost. A commitment's charge is the effective cost, so what the contracted
+        # rate would have asked has to be computed.
         contracted: int | None = sums.cost_micro
         if commitment is not None:
             contracted = None if comparable is None else cost_micro(sums.gpu_ns, comparable.rate)
@@ -209,6 +216,7 @@ def rate_accelerator_day(
     capacity after its pieces is *unobserved*. Evidence beyond the capacity is rated as well (it was held); the
     conservation check of the day then fails.
     """
+    # Every piece carries the start of its rating interval, which is enough to find it.
     by_interval: dict[int, list[HourlyUsage]] = {}
     for piece in pieces:
         by_interval.setdefault(piece.start_ms, []).append(piece)
@@ -224,6 +232,8 @@ def rate_accelerator_day(
             continue
         price = accelerator.price_at(book, interval.start_ms)
         missing_ms = total_ms - seen_ms
+        # A covered interval is charged share by share; the split by time below is for intervals that cost the book's
+        # rate alone.
         if covered is not None and interval.start_ms in covered:
             parts = [_Part.of(piece, _owner(piece, interval, owner_of), gpu_micro) for piece in inside if piece.held_ms]
             if missing_ms:
@@ -231,9 +241,11 @@ def rate_accelerator_day(
             _add_covered(lines, interval, price, parts, covered[interval.start_ms])
             continue
         weights = [piece.held_ms for piece in inside] + ([missing_ms] if missing_ms else [])
+        # Unpriced parts still get a line, with their time; `_Lines` turns their cost into None.
         total = 0 if price is None else _cost(gpu_ns(gpu_micro, total_ms), price.rate)
         # One rounding per interval: the parts are split from the rounded total, so they always add up to it.
         costs = [total] if len(weights) == 1 else split(total, weights)
+        # Not strict: the cost of the missing time, where there is any, is last in `costs` and has no piece.
         for piece, cost in zip(inside, costs, strict=False):
             key = (price, piece.state, piece.workload_id, _owner(piece, interval, owner_of), None)
             quantity_ns = gpu_ns(gpu_micro, piece.held_ms)
@@ -253,8 +265,10 @@ def _activity_ns(piece: HourlyUsage, gpu_micro: int) -> Sequence[int]:
 def _owner(piece: HourlyUsage, interval: Period, owner_of: OwnerOf) -> OwnerPath | None:
     if piece.state != HELD:
         return None
+    # Held by somebody unknown: still held time, shown as unattributed, and not unallocated.
     if piece.workload_id is None:
         return OwnerPath()
+    # The start of the interval decides for all of it: intervals are cut where rules begin or end to hold.
     return owner_of(piece.workload_id, interval.start_ms, piece.attributes_id)
 
 
@@ -296,10 +310,14 @@ def _add_covered(
     charged: list[tuple[Commitment | None, int, int]] = [
         (share.commitment, share.gpu_ns, share.cost_micro) for share in shares
     ]
+    # The rest is rounded once as a whole, exactly as `capacity_cost` computes it; the conservation check compares the
+    # two.
     rest_ns = sum(part.gpu_ns for part in parts) - sum(share.gpu_ns for share in shares)
     if rest_ns:
         charged.append((None, rest_ns, 0 if price is None else _cost(rest_ns, price.rate)))
     for commitment, quantity_ns, cost in charged:
+        # In proportion to what the earlier shares have left of each part, so nobody pays more by the luck of which GPU
+        # they hold.
         taken = split(quantity_ns, [part.gpu_ns for part in parts])
         for part, part_ns, part_cost in zip(parts, taken, split(cost, taken), strict=True):
             if part_ns:
@@ -310,6 +328,8 @@ def _add_covered(
 
 def unused_charges(coverage: Coverage, day_ms: int) -> list[Charge]:
     """Charge what the commitments of a day paid for and nobody used: one line each, owned by nobody, without list."""
+    # One line per commitment from its first unused interval to its last; the line's time says how much of that span was
+    # unused.
     spans: dict[Commitment, Period] = {}
     sums: dict[Commitment, Measures] = {}
     for part, share in coverage.unused:
@@ -353,6 +373,7 @@ def capacity_cost(
     total_ns = 0
     cost: dict[str, int] = {}
     for interval in rating_intervals(day, book.cuts(day)):
+        # Evidence beyond the capacity is left out here on purpose: it makes the check fail, which is how it is noticed.
         quantity = gpu_ns(accelerator.gpu_micro, present_ms(capacity, interval, until_ms))
         if not quantity:
             continue
@@ -381,6 +402,7 @@ def rate_imported(
     lines = _Lines(day.start_ms, None, usage)
     for interval in imported_rating_intervals(usage, day, book, until_ms):
         price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", interval.start_ms, tags=tags)
+        # A count has no activity: all of its time is unknown, neither busy nor idle.
         rest_ns = gpu_ns(usage.gpu_micro, interval.ms)
         owner = owner_of(usage.workload_id, interval.start_ms, usage.attributes_id)
         for share in () if covered is None else covered.get(interval.start_ms, ()):

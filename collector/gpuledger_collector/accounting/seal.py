@@ -16,6 +16,8 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 
 def leaf(line: bytes) -> bytes:
     """The hash of one line."""
+    # The prefix byte keeps leaves and nodes apart: without it an inner node could be passed off as a line (RFC 6962
+    # §2.1).
     return hashlib.sha256(b"\x00" + line).digest()
 
 
@@ -36,6 +38,7 @@ def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
     while len(levels[-1]) > 1:
         below = levels[-1]
         above = [_node(below[at], below[at + 1]) for at in range(0, len(below) - 1, 2)]
+        # `len & ~1` is the largest even number up to the length: the slice holds the odd last node, or nothing.
         levels.append(above + below[len(below) & ~1 :])
     return levels
 
@@ -46,6 +49,8 @@ def path(leaves: Sequence[bytes], at: int) -> list[tuple[str, bytes]]:
         raise IndexError(at)
     steps = []
     for level in _levels(leaves)[:-1]:
+        # The sibling's number differs in the last bit. An odd last node has none and goes up unhashed, so it adds no
+        # step.
         other = at ^ 1
         if other < len(level):
             steps.append(("left" if other < at else "right", level[other]))
@@ -78,6 +83,7 @@ def line_of(exported: ExportedCharge) -> bytes:
         "pool": charge.pool,
         "gpu_model": charge.gpu_model,
         "node": charge.node,
+        # Normalized: 2.50 and 2.5 are one rate and must have one text.
         "rate": None if price is None else format(price.rate.normalize(), "f"),
         "purchase": None if price is None else price.purchase,
         "currency": charge.currency,
@@ -93,4 +99,6 @@ def line_of(exported: ExportedCharge) -> bytes:
     if charge.commitment is not None:
         # Lines without a commitment keep the form that they had before commitments existed, and so their seal.
         content |= {"commitment": charge.commitment.name, "contracted_cost_micro": charge.contracted_cost_micro}
+    # Sorted keys and no spaces: one charge has one text, whoever computes it. Names change after a close and are not
+    # part of it (decision 0009).
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -17,6 +17,7 @@ from gpuledger_common.largest_remainder import split
 
 HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED = "held", "unallocated", "unavailable", "unobserved"
 STRANDED = "stranded"
+# The order in which states are listed and compared; `unobserved` and `stranded` are derived and never reported.
 STATES = (HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED, STRANDED)
 
 
@@ -73,6 +74,7 @@ def rating_intervals(day: Period, cuts: Sequence[int]) -> list[Period]:
     inside = sorted({cut for cut in cuts if day.start_ms < cut < day.end_ms})
     if not inside:
         return day.hours()
+    # Hours first, then the cuts: an interval never spans two hours, so rating stays additive over adjoining hours.
     edges = sorted({hour.start_ms for hour in day.hours()} | set(inside) | {day.end_ms})
     return [Period(start, end) for start, end in pairwise(edges)]
 
@@ -117,6 +119,7 @@ def fold(
     Time outside `capacity` is not counted. Where spans overlap, the one that sorts first by (start, end, node, epoch,
     seq) keeps the time.
     """
+    # Adjoining and overlapping periods as one, so that no window is counted twice and none is split without need.
     present = _merged(capacity)
     parts: dict[_Part, list[int | None]] = {}
     accelerator_id = 0
@@ -128,6 +131,8 @@ def fold(
         start = first.start_ms if cursor is None else max(first.start_ms, cursor)
         if start >= first.end_ms:
             continue
+        # Spans come in the order of their start, so no later one can claim free time before the cursor: one number is
+        # enough. A long span that began early wins over a shorter one inside it.
         cursor = first.end_ms
         free = Period(start, first.end_ms)
         for rating_interval in rating_intervals:
@@ -137,11 +142,14 @@ def fold(
             if common is not None:
                 for window in _within(common, present):
                     _add_window(parts, span, rating_interval, window)
+    # In a fixed order: the split of an interval's cost gives ties to the earlier piece.
     return [_piece(accelerator_id, key, amounts) for key, amounts in sorted(parts.items(), key=_order)]
 
 
 def _spans(usage_intervals: Iterable[UsageInterval]) -> list[list[UsageInterval]]:
     """Holders that share a span together, spans in their fixed order, exact repetitions dropped."""
+    # The epoch and sequence number are the batch's own, so a batch that is delivered twice sorts, and drops out, the
+    # same way whenever it arrives.
     ordered = sorted(set(usage_intervals), key=lambda fact: (*_span_key(fact), fact.record))
     return [list(group) for _, group in groupby(ordered, key=_span_key)]
 
@@ -171,6 +179,7 @@ def contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradicti
 
 def _contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradiction]:
     contradictions: list[Contradiction] = []
+    # The same order as in `fold`, so that what is reported as losing is what does lose there.
     until_ms, holders = 0, frozenset[int | None]()
     for span in _spans(usage_intervals):
         first = span[0]
@@ -214,7 +223,9 @@ def _add_window(
     window: Period,
 ) -> None:
     """Add the usage of a span within one window: time over holders, then each holder's over its activity."""
+    # Holders share a window as they shared the entire interval: how their parts lay inside it was not reported.
     weights = [fact.held_ms if fact.state == HELD else window.ms for fact in span]
+    # Nobody held it for a full millisecond; the window must still be given out entirely, so it is shared evenly.
     if not any(weights):
         weights = [1] * len(span)
     for fact, held_ms in zip(span, split(window.ms, weights), strict=True):
@@ -231,11 +242,14 @@ def _activity(fact: UsageInterval, held_ms: int) -> list[int]:
     if fact.state != HELD:
         return [0, 0, 0]
     weights = [fact.busy_ms, fact.idle_ms, fact.unknown_ms]
+    # Activity is split from the time that was really assigned, so busy + idle + unknown = held after every clipping.
     return split(held_ms, weights) if any(weights) else [0, 0, held_ms]
 
 
 def _energy(fact: UsageInterval, energy_mj: int, window: Period) -> int:
     """Energy up to the window's end less that up to its start: whatever the windows, their energies add up."""
+    # Differences of a cumulative floor, not a floor for each window: the windows of an interval add up to its energy
+    # however it is cut.
     length = fact.end_ms - fact.start_ms
     until_end = energy_mj * (window.end_ms - fact.start_ms) // length
     return until_end - energy_mj * (window.start_ms - fact.start_ms) // length

@@ -45,14 +45,17 @@ def close_period(
     not rated to its end, a proof that does not hold, usage without a price (unless `unpriced` accepts that).
     """
     calendar = zones.calendar(connection)
+    # Cheap questions first: the proof reads the entire month.
     if now_ms < period.end_ms:
         raise CannotClose(f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on")
     known = next((closed_period for closed_period in periods.closed(connection) if closed_period.name == name), None)
     if known is not None:
         raise CannotClose(f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}")
+    # Late evidence that arrived but is not rated yet would otherwise become a correction minutes after the close.
     waiting = rated_days.days_to_rate(connection, period, now_ms)
     if waiting:
         raise CannotClose(f"{calendar.date_of(waiting[0])} is not rated to its end yet")
+    # The proof is computed again for the close; the recorded checks alone would trust what rating wrote.
     reconciliation = reconcile(connection, period)
     broken = [str(calendar.date_of(day.day_ms)) for day in reconciliation.days if not day.holds]
     if broken:
@@ -68,6 +71,7 @@ def close_period(
     if not lines:
         raise CannotClose(f"nothing was charged in {name}: there is nothing to close")
     done = ClosedPeriod(name=name, period=period, closed_ms=now_ms, closed_by=by, lines=len(lines), seal=seal_of(lines))
+    # As declared at the instant of the close: later declarations must not change a closed month (decision 0013).
     shares = allocation.shares(connection, period, level, now_ms, now_ms)
     billed = invoices(lines, level, shares)
     content = receipt(done, level, billed, lines, reconciliation, shares)
@@ -84,4 +88,5 @@ def seal_of(lines: Iterable[ExportedCharge]) -> str:
 def verify(connection: Connection, closed: ClosedPeriod) -> bool:
     """Whether the lines of a closed period are still those that were sealed."""
     lines = list(reports.charges(connection, closed.period))
+    # The order of the lines is part of the seal, so `reports.charges` must return the same order as at the close.
     return len(lines) == closed.lines and seal_of(lines) == closed.seal

@@ -22,7 +22,7 @@ from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minute_rollup
 
 BATCH = 50_000
-"""Marks of one transaction: about a day of 2,000 accelerators."""
+"""Recompute requests of one transaction: about a day of 2,000 accelerators."""
 ALWAYS = Period(0, 7_258_118_400_000)
 
 
@@ -34,8 +34,10 @@ def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[
     folded = 0
     while not stopping():
         with database.transaction(Lock.LEDGER) as connection:
+            # Requests are read and removed in the transaction that folds them: one that is interrupted leaves them all.
             requests = usage.recompute_requests(connection, period, BATCH)
             folded += fold_requested(connection, requests)
+        # Fewer than asked for: none was left. Those that came meanwhile wait for the next run, so this loop ends.
         if len(requests) < BATCH:
             break
     return folded
@@ -48,6 +50,7 @@ def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest])
     book = book_of(connection)
     calendar = zones.calendar(connection)
     hours = sorted({(request.accelerator_id, request.hour_ms - request.hour_ms % HOUR_MS) for request in requests})
+    # Day by day: evidence and inventory are read once for each day rather than once for each hour.
     by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for accelerator_id, hour_ms in hours:
         by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
@@ -72,11 +75,14 @@ def _fold_day(connection: Connection, hours: Mapping[int, Sequence[int]], book: 
     evidence: dict[int, list[UsageInterval]] = defaultdict(list)
     for usage_interval in usage.usage_intervals(connection, list(hours), span):
         evidence[usage_interval.accelerator_id].append(usage_interval)
+    # Kept as evidence for people; the fold below gives the time to the first report in any case.
     claims.keep_contradictions(
         connection,
         [contradiction for own_placements in evidence.values() for contradiction in contradictions(own_placements)],
     )
     pieces: list[HourlyUsage] = []
+    # Where the billing zone is offset by half an hour, its midnight falls inside a UTC hour, and the piece must be cut
+    # there.
     midnights = () if calendar.is_utc else calendar.cuts(span)
     for accelerator_id, hours_ms in hours.items():
         own_placements = placements.get(accelerator_id, ())
@@ -98,6 +104,7 @@ def fold_hours(
     midnights: Sequence[int] = (),
 ) -> list[HourlyUsage]:
     """The pieces of some hours of one accelerator, cut where a price changes, where it moved and where a day begins."""
+    # No pieces is an answer too: the caller replaces what it had for these hours.
     if not evidence or not placements:
         return []
     parts: list[Period] = []

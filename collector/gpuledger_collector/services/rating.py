@@ -44,7 +44,7 @@ from gpuledger_collector.storage.locks import Connection, Lock
 FAST_CLOCK_MS = 600_000
 """How far ahead of ours a node's clock may be before its evidence waits."""
 OnDay = Callable[[int, int], None]
-"""Told after each day: how many are done, of how many."""
+"""Called after each day with the number of days done and the number of all days."""
 
 
 def rate_usage(
@@ -63,6 +63,8 @@ def rate_usage(
     with database.transaction(Lock.LEDGER) as connection:
         days = rated_days.days_to_rate(connection, period, now_ms)
         month_missing = months.missing(connection, zones.calendar(connection), now_ms) is not None
+    # A transaction for each day: the ledger's lock is released between days, and an interrupted run loses one day at
+    # most.
     for done, day_ms in enumerate(days):
         if stopping():
             return done
@@ -94,6 +96,7 @@ class DayUsage:
 def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
     """Fold what is left to fold of a day, rate it and write it."""
     day = zones.calendar(connection).day_of(day_ms)
+    # Under the same lock: a day is never rated from hours that wait to be folded.
     fold_requested(connection, usage.recompute_requests(connection, day))
     day_usage = usage_of(connection, day, now_ms)
     charges, capacities, commitment_costs = priced(day_usage, book_of(connection))
@@ -111,6 +114,7 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
     rows = inventory.capacity(connection, day)
     placements = placements_of(rows)
     imported = imported_without_seen(connection, day, placements, until_ms)
+    # Facts are read once for the day, for exactly the workloads that occur in it.
     held = [piece for own_pieces in pieces.values() for piece in own_pieces if piece.workload_id is not None]
     known = workloads.facts(
         connection, sorted({piece.workload_id or 0 for piece in held} | {usage.workload_id for usage in imported})
@@ -118,7 +122,9 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
     reports = {piece.attributes_id for piece in held} | {usage.attributes_id for usage in imported}
     reported = workloads.attributes(connection, sorted(number for number in reports if number is not None))
     owners = Owners(rules.current(connection), known, decided, reported)
+    # Sorted by content: ties of a split go to the earlier piece, and ids depend on the order of arrival.
     pieces = {number: sorted(own_pieces, key=owners.order) for number, own_pieces in pieces.items()}
+    # After the imports: the stranded part of a board is nobody's sighting, and replaces no imported GPU.
     placements = with_stranded(placements, rows, day)
     return DayUsage(
         day=day,
@@ -133,6 +139,7 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
 
 def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
     """The charges of a day under a price book, and what they must add up to: capacity x rate, and the commitments."""
+    # First for the day as a whole: a commitment is shared in proportion to everything that is there.
     coverage = cover_day(usage.commitments, usage.day, usage.until_ms, usage.placements, usage.imported, book)
     charges: list[Charge] = []
     capacities: list[CapacityCost] = []
@@ -143,6 +150,7 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         where = (placement.accelerator, usage.day, capacity)
         covered = coverage.of(key)
         charges += rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
+        # Not derived from the charges: the conservation check compares two computations.
         capacities.append(capacity_cost(*where, book, usage.until_ms, covered))
     for imported in usage.imported:
         owner_of = usage.owners.at(imported.pool, imported.node)
@@ -163,6 +171,7 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, RatedPlaceme
     starts = [rating_interval.start_ms for rating_interval in rating_intervals(usage.day, book.cuts(usage.day))]
     for key, placement, capacity in placed(usage.placements, usage.day):
         accelerator_id = placement.accelerator.accelerator_id
+        # It shares the id of an instance, but none of its usage.
         if placement.accelerator.stranded:
             yield key, placement, capacity, []
             continue
@@ -186,9 +195,11 @@ def booking_day(connection: Connection, at_ms: int) -> int:
 def _write(connection: Connection, day: Period, rated: RatedDay, now_ms: int, book_at_ms: int) -> None:
     """The day as rated; of a day that is closed the difference to what was billed, booked in an open day."""
     closed = periods.closed(connection)
+    # An open day is replaced; of a closed one only the difference is written.
     if not any(closed_period.period.clip(day) for closed_period in closed):
         rated_days.replace_day(connection, day.start_ms, rated, now_ms)
         return
+    # What was billed includes earlier corrections: a second late batch books only what it changes itself.
     lines = difference([line.charge for line in reports.billed(connection, day.start_ms)], rated.charges)
     rated_days.correct_day(connection, rated, lines, booking_day(connection, book_at_ms), now_ms)
 
@@ -218,8 +229,7 @@ def _inside(
     capacity: Sequence[Period],
     starts: Sequence[int],
 ) -> list[HourlyUsage]:
-    """The pieces that fall into these capacity periods, each under the start of the rating rating interval that holds
-    it.
+    """The pieces that fall into these capacity periods, each under the start of the rating interval that holds it.
 
     Where an accelerator moved, its pieces were cut at the move, so each lies in one place.
     """
@@ -227,8 +237,11 @@ def _inside(
     for piece in pieces:
         hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
         cuts = cuts_of(placements, Period(hour_ms, hour_ms + HOUR_MS))
+        # The end of a piece is that of its interval; where the accelerator moved, the piece ends at the move.
         end_ms = min([piece.end_ms, *(cut for cut in cuts if cut > piece.start_ms)])
         if any(period.start_ms < end_ms and piece.start_ms < period.end_ms for period in capacity):
+            # A piece that was cut at a move still belongs to the interval that began before it: there the cost is
+            # rounded once.
             rating_interval_ms = starts[bisect_right(starts, piece.start_ms) - 1]
             inside.append(
                 piece if piece.start_ms == rating_interval_ms else replace(piece, start_ms=rating_interval_ms)
@@ -260,6 +273,7 @@ def imported_without_seen(
         for fact in usage.usage_intervals(connection, sorted(there), day)
         for number in (fact.accelerator_id,)
         for placement in there[number]
+        # Only evidence of the node on which the accelerator is placed counts, as in the fold.
         if placement.accelerator.node in ("", fact.node)
         and (part := placement.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
     ]
@@ -276,7 +290,7 @@ class Owners:
         decided: Reattributions | None = None,
         reported: Mapping[int, WorkloadFacts] | None = None,
     ) -> None:
-        """`workloads` by id as they were reported last, `said` by the id of each report."""
+        """`workloads` by id as they were reported last, `reported` by the id of each report."""
         self._attribution = Attribution(rules)
         self._decided = decided or Reattributions()
         self._workloads = workloads
@@ -319,9 +333,12 @@ class Owners:
 
     def _ruled(self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None) -> OwnerPath:
         """Whom tags and rules charge, whatever disputes decided."""
+        # The number of edges before the instant stands for the set of rules in force: the answer holds until the next
+        # edge.
         key = (workload_id, attributes_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
         owner = self._known.get(key)
         if owner is None:
+            # Rules see where the workload ran in this piece, not where it was reported last.
             facts = replace(self._facts(workload_id, attributes_id), pool=pool, node=node)
             owner = self._known[key] = self._attribution.owner_of(facts, at_ms)
         return owner

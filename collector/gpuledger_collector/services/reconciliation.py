@@ -33,6 +33,7 @@ def reconcile(connection: Connection, period: Period) -> Reconciliation:
     parts, capacity, imported, unused = {name: Sums() for name in PARTS}, Sums(), Sums(), Sums()
     unpriced_ns = 0
     days = []
+    # The checks decide which days are looked at and up to when: an unfinished day is compared up to where it was rated.
     for proof in reports.conservation_checks(connection, period):
         again = again_of.capacity(proof)
         capacity.add(again.gpu_ns, again.cost)
@@ -40,6 +41,7 @@ def reconcile(connection: Connection, period: Period) -> Reconciliation:
         for row in rows:
             name = "owners" if row.state == HELD else row.state
             cost = {row.currency: row.cost_micro or 0} if row.currency is not None else {}
+            # Imported counts and unused commitments have no capacity; they are shown, but are no part of the equation.
             place = imported if row.imported else unused if row.state == COMMITMENT_UNUSED else parts[name]
             place.add(row.gpu_ns, cost)
             unpriced_ns += row.gpu_ns if row.currency is None else 0
@@ -82,6 +84,7 @@ class _Again:
         self._commitments = commitments.current(connection)
         rows = inventory.capacity(connection, period)
         self._held = placements_of(rows)
+        # `_held` stays without the stranded parts, which replace no imported GPU.
         self._placements = with_stranded(self._held, rows, period)
 
     def capacity(self, proof: ConservationCheck) -> Sums:
@@ -94,6 +97,8 @@ class _Again:
         for key, placement, present in placed(self._placements, day):
             cost = capacity_cost(placement.accelerator, day, present, self._book, until_ms, coverage.of(key))
             sums.add(cost.capacity_ns, cost.cost)
+        # `capacity_cost` leaves out what is covered, so the commitments' cost is added, less what they pay for imported
+        # counts.
         for paid in coverage.costs:
             sums.add(0, {paid.commitment.currency: paid.cost_micro})
         for key, shares in coverage.shares.items():
@@ -115,6 +120,7 @@ def _known(costs: Mapping[str, int]) -> dict[str, int]:
 
 def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) -> bool:
     charged = Sums()
+    # In the order of STATES, to be compared with the recorded sums below.
     by_state = dict.fromkeys(STATES, 0)
     for row in rows:
         if not row.imported:
