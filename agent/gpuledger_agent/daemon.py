@@ -116,8 +116,10 @@ class Daemon:
         """Run until a signal; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        # Sampling stays in the main thread: Python delivers signals there, and the handler's queue wakes it.
         pushing = threading.Thread(target=self._push, name="push", daemon=True)
         pushing.start()
+        # Ready before the first sample: a driver may take a minute to start, and systemd would restart the unit.
         notify("READY=1")
         source, collector = self.settings.source, self.settings.collector_url
         log.info("node %s, source %s, collector %s, spool %s", self.sampler.node, source, collector, self.spool.path)
@@ -145,11 +147,13 @@ class Daemon:
             slow = now >= next_slow
             if slow:
                 next_slow = now + self.settings.slow_interval_s
+            # A GPM value is the mean since the round before, so the optional ones are read in every round as well.
             extra = (tier for tier in self.settings.extra if slow or tier == "gpm-opt")
             self._tick((*(EVERY_TIER if slow else OFTEN), *extra))
             if now >= next_flush:
                 next_flush = now + self.settings.push_interval_s
                 self._flush()
+            # Reaching this line proves that sampling makes progress; the push loop reports its own.
             if now - self.moved_push < STALE_S:
                 notify("WATCHDOG=1")
             # After a slow round the next one starts at once; missed ticks are not made up for.
@@ -160,6 +164,7 @@ class Daemon:
         """Wait for the next round, and handle signals as soon as they come."""
         while not self.stop.is_set():
             try:
+                # A handled SIGHUP does not end the wait: sampling stays on its grid.
                 number = self.signals.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 return
@@ -175,6 +180,7 @@ class Daemon:
         except Exception as error:  # a bug in the source, the clock or the meter must not end sampling
             self.sampler.exceptions.record("source", error)
             self._broken_rounds += 1
+            # A single failure may pass by itself, and reopening attaches every GPU again.
             if self._broken_rounds >= GAP_INTERVALS:
                 self._broken_rounds = 0
                 self._close_source()
@@ -183,6 +189,7 @@ class Daemon:
             self._broken_rounds = 0
 
     def _round(self, tiers: tuple[str, ...]) -> None:
+        # First, so that no sample of this round is placed on the wrong side of the step.
         if self.clock.check(wall_ms(), time.monotonic_ns()):
             log.warning("the wall clock was set: a gap begins; no time is invented, and none is counted twice")
             self.sampler.meter.clock_set()
@@ -207,6 +214,7 @@ class Daemon:
             self._released = True
             self.sampler.detached("released on request, for a GPU reset or a MIG change", "degraded")
             log.info("every GPU is released until the time is over or `gpuledger-agent resume` is run")
+        # `release` waits for this confirmation before it says that the GPUs are free.
         if not note.confirmed:
             with contextlib.suppress(OSError):
                 release.write(folder, dataclasses.replace(note, confirmed=True))
@@ -227,6 +235,7 @@ class Daemon:
         try:
             self.sampler.attached(self.sampler.source.open())
         except SourceUnavailable as error:
+            # Not a failure yet: keep asking at the shortest interval instead of backing off.
             if isinstance(error, StillStarting):
                 self._reopen_s = REOPEN_MIN_S
             self._source_lost(str(error))
@@ -237,6 +246,7 @@ class Daemon:
         return True
 
     def _source_lost(self, reason: str) -> None:
+        # A state that lasts is logged once, not at every attempt.
         if reason != self.sampler.detail:
             log.warning("%s", reason)
         self.sampler.detached(reason)
@@ -249,6 +259,7 @@ class Daemon:
             self.sampler.flush(self.spool, wall_ms())
         except Exception as error:  # disk full, I/O error: sampling continues, the intervals stay in memory
             log.error("a batch could not be spooled (%s); it is kept in memory", error)  # noqa: TRY400
+            # OperationalError is a full disk or a lock, which passes; other database errors mean a damaged file.
             if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
                 self._renew_spool()
             return
@@ -284,8 +295,10 @@ class Daemon:
             self.sampler.meter.busy_threshold = fresh.busy_threshold
             self.sampler.meter.gap_ms = gap_ms(fresh)
             start_log(fresh)
+            # A request may be in flight with the old address: that pusher ends after it, the new one takes over.
             retired, self.pusher = self.pusher, self._new_pusher(TIMEOUT_S)
             retired.retired = True
+            # The pushing thread may be waiting for a batch: wake it, so that it sees that its pusher was retired.
             self.wake_push.set()
         notify("READY=1")
 
@@ -296,6 +309,7 @@ class Daemon:
         self.stop.set()
         self.wake_push.set()
         self._flush()  # before the source is closed, which may hang in the driver
+        # A request in flight usually ends soon; the last send would begin with the same batch and send it twice.
         pushing.join(HANDOVER_S)
         # A daemon thread: a request that hangs beyond the deadline must not keep the process alive.
         last = threading.Thread(target=self._last_send, args=(deadline,), name="last send", daemon=True)

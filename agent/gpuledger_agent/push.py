@@ -74,8 +74,10 @@ def reaction(reply: Reply, now_s: float) -> Reaction:
     status = reply.status
     if status is None:
         return Reaction("retry", reply.error, None)
+    # 422: some records were refused, the others are committed.
     if status in {200, 422}:
         return _accepted(status, reply.body)
+    # A token may be replaced on the disk at any time, so the same batch is tried again at a steady pace.
     if status in {401, 403}:
         return Reaction("probe", f"the collector refuses this node's token ({status})", AUTH_PROBE_S)
     if status == 429 or status >= 500 or status in {408, 425}:
@@ -88,11 +90,13 @@ def _refused(status: int, body: bytes) -> Reaction:
     answer = _collector_answer(body)
     refused = answer is not None and answer.status == "refused"
     if status == 413:
+        # Also from a proxy with a smaller limit: halves may pass, and if a single record does not, it is retried.
         return Reaction("split", "batch too large", None, final=refused)
     if answer is None or not refused:
         return _foreign_answer(status)
     if status == 409:
         return Reaction("dead_letter", "the collector has other bytes under this number")
+    # Not final at once: bytes may be damaged on the way, so it takes UNDECODABLE_TRIES refusals.
     return Reaction("undecodable", f"status {status}: {answer.detail[:200]}", None)
 
 
@@ -164,6 +168,7 @@ class Http:
         }
         try:
             if self._token_file is not None:
+                # Read for each request: a rotated token takes effect without a reload.
                 token = self._token_file.read_text().strip()
                 if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
                     return Reply(None, error=f"{self._token_file} holds more than a token")
@@ -171,10 +176,12 @@ class Http:
             connection = self._connect()
             connection.request("POST", self._path, body, headers)
             response = connection.getresponse()
+            # Bounded, whoever answers; a collector's answer lists at most a thousand refusals.
             answer = response.read(4 * 1024 * 1024)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             return Reply(None, error=f"{type(error).__name__}: {error}")
+        # Otherwise the next request on a connection that the server closes would fail.
         if response.will_close:
             self.close()
         return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, answer)
@@ -246,6 +253,7 @@ class Pusher:
         ):
             self._spool.dead_letter(batch.seq, answer.reason)
             return 0.0
+        # Everything else is retried forever: the batch stays in the spool.
         self._attempt += 1
         return backoff(self._attempt, self._jitter()) if answer.wait_s is None else answer.wait_s
 
@@ -282,10 +290,12 @@ class Pusher:
             except Exception as error:  # a full disk or a locked file must not end delivery forever
                 self.problem, wait_s = f"{type(error).__name__}: {error}", 5.0
             if wait_s is None:
+                # Woken by each flush; the timeout only bounds how long a missed wake-up delays a batch.
                 wake.wait(1.0)
                 wake.clear()
                 continue
             self._log_problem()
+            # Wait in short pieces, so that the watchdog sees progress and a stop or a reload takes effect soon.
             deadline = time.monotonic() + wait_s
             while not (stop.is_set() or self.retired) and (remaining_s := deadline - time.monotonic()) > 0:
                 moved()
@@ -304,6 +314,7 @@ def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:
     # One half would be empty: send intervals and readings separately instead.
     if (cut, row_cut) in {(0, 0), (len(intervals), rows)}:
         cut, row_cut = len(intervals), 0
+    # A single record, or holders that must stay together and nothing else: no smaller batch exists.
     if len(intervals) + rows < 2 or (cut == len(intervals) and rows == 0):
         return None
     first = msgspec.structs.replace(batch, usage_intervals=intervals[:cut], samples=_rows(batch.samples, 0, row_cut))
@@ -327,6 +338,7 @@ def _time_range(interval: wire.WireUsageInterval) -> tuple[int, int, int]:
 def _rows(samples: wire.Samples, start: int, stop: int) -> wire.Samples:
     columns = {}
     for name, column in samples.columns.items():
+        # Bytes are cut at a multiple of the width of a value, lists by element.
         width = 4 if column.kind == "f4" else 8
         values = column.values
         cut = values[start * width : stop * width] if isinstance(values, bytes) else values[start:stop]

@@ -82,6 +82,7 @@ class Sampler:
         """Take over the source's new inventory; data about earlier accelerators still goes into the next batch."""
         present = {entry.uuid for entry in inventory.accelerators}
         before = {entry.uuid: entry for entry in (*self._departed, *self.latest.accelerators)}
+        # A batch lists the accelerators that its records refer to: keep those that left until their data is sent.
         self._departed = [entry for entry in before.values() if entry.uuid not in present]
         self.latest = Latest(tuple(inventory.accelerators), inventory.driver)
         self.driver = inventory.driver
@@ -90,6 +91,7 @@ class Sampler:
 
     def detached(self, reason: str, status: Status = "no_driver") -> None:
         """The source is unavailable: nothing bridges to its next tick, and the heartbeat gives the reason."""
+        # No sample connects the time before the loss with the time after it: the gap must stay unobserved.
         self.meter.lose_all()
         self.latest.samples, self.latest.observations = {}, HolderObservations()
         self.status, self.detail = status, reason
@@ -97,6 +99,7 @@ class Sampler:
     def tick(self, at_ms: Callable[[int], int], tiers: Sequence[str]) -> None:
         """Sample all accelerators once; `at_ms` turns a monotonic reading into an instant."""
         samples = [
+            # Counters that the driver resets are continued, so that later differences are never negative.
             replace(sample, values=self.counters.correct(sample.uuid, sample.values))
             for sample in self.source.read(tiers)
         ]
@@ -130,12 +133,15 @@ class Sampler:
             return self._store(spool, now_ms)
         except Exception:
             before = len(self._rows)
+            # Intervals are billed and never dropped here; `put_back` in `_store` has kept them and merges those that
+            # abut.
             if before > MAX_ROWS:
                 self._rows = list(downsampling.downsample(self._rows)[-MAX_ROWS:])
                 self.readings_lost += before - len(self._rows)
             raise
 
     def _store(self, spool: Spool, now_ms: int) -> int:
+        # Everything that can fail on its own account happens before `take`, or puts back what was taken.
         level = downsampling.level(spool.fill())
         heartbeat = self._heartbeat(spool)
         intervals, rows = self.meter.take(), self._rows
@@ -149,6 +155,7 @@ class Sampler:
             health = {uuid: sample.health for uuid, sample in self.latest.samples.items()}
             maker = BatchMaker(listed, self.pool, health)
             usage_intervals, samples = maker.usage_intervals(intervals), self._columns(maker, rows)
+            # The maker numbers accelerators and workloads as they are named, so all records are made before the batch.
             counts = maker.counts(counters)
             return spool.add(
                 lambda epoch, seq: pack(
@@ -158,6 +165,7 @@ class Sampler:
                 BatchContents(len(usage_intervals), len(samples.at_ms), omitted),
             )
 
+        # Apart, the spool can drop readings without dropping the intervals measured in the same time.
         apart = level != "together" and bool(rows)
         try:
             number = add_batch(intervals, () if apart else rows, 0, counters)
@@ -192,6 +200,7 @@ def _merged(before: Sample | None, now: Sample) -> Sample:
     """The latest reading of every metric: a slow one is shown between its turns, unless nothing was read now."""
     if before is None or not now.values:
         return now
+    # Three maps with one rule: what was read now wins, what was not due now is kept, what is absent now is removed.
     absent: Mapping[str, str] = {**before.absent, **now.absent}
     values = {name: value for name, value in {**before.values, **now.values}.items() if name not in now.absent}
     series = {**{name: entry for name, entry in before.series.items() if name not in OFTEN}, **now.series}

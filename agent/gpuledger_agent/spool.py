@@ -144,6 +144,7 @@ class Spool:
     def __init__(self, folder: Path, max_bytes: int, now_ms: int, free_floor: int = FREE_FLOOR_BYTES) -> None:
         self.path = folder / "spool.sqlite"
         self._max_bytes, self._free_floor = max_bytes, free_floor
+        # Reentrant: methods that hold a transaction call others that read.
         self._lock = threading.RLock()
         self.quarantined: Path | None = None
         try:
@@ -162,6 +163,7 @@ class Spool:
         try:
             return self._open(now_ms)
         except sqlite3.OperationalError as error:
+            # The lower byte is the primary result code; the others only refine it.
             code = error.sqlite_errorcode & 0xFF
             # SQLITE_ERROR: a foreign table in place of ours. Read-only though writable: a flipped byte in the header.
             flipped = code == sqlite3.SQLITE_READONLY and os.access(self.path, os.W_OK) and os.access(folder, os.W_OK)
@@ -172,18 +174,25 @@ class Spool:
         return self._replace(folder, now_ms)
 
     def _open(self, now_ms: int) -> sqlite3.Connection:
+        # isolation_level=None: transactions begin where `_transaction` says so, not implicitly before a write.
         database = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
         database.text_factory = lambda value: value.decode(errors="replace")  # a flipped bit must not raise
         try:
+            # quick_check leaves out the comparison of indexes with their tables, which takes far longer on a full
+            # spool.
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()
             if verdict is None or verdict[0] != "ok":
                 raise sqlite3.DatabaseError(f"quick_check: {verdict}")
             # auto_vacuum takes effect only before the first table is created.
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
             database.execute("PRAGMA journal_mode = WAL")
+            # In WAL mode only FULL syncs the log at each commit; with NORMAL a power failure could undo the last
+            # batches.
             database.execute("PRAGMA synchronous = FULL")
+            # SQLite enforces the bound itself: a write beyond it fails with SQLITE_FULL and is rolled back.
             database.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
             database.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+            # The write-ahead log is a file besides the bounded one: after a checkpoint it is truncated to this size.
             database.execute(f"PRAGMA journal_size_limit = {LOG_PAGES * PAGE_BYTES}")
             database.executescript(_SCHEMA)
             with database:
@@ -204,10 +213,12 @@ class Spool:
         """Move a damaged file into quarantine and begin a new epoch."""
         quarantine = folder / "quarantine"
         quarantine.mkdir(exist_ok=True)
+        # Names contain the time, so they sort by age; one place is kept for the file that is moved now.
         for old in sorted(quarantine.glob("spool-*.sqlite"))[: 1 - MAX_QUARANTINED]:
             for path in quarantine.glob(f"{old.name}*"):
                 path.unlink()
         self.quarantined = quarantine / f"spool-{now_ms}.sqlite"
+        # The log holds commits that are not in the main file yet: the three belong together.
         for suffix in ("", "-wal", "-shm"):
             damaged = Path(f"{self.path}{suffix}")
             if damaged.exists():
@@ -216,6 +227,7 @@ class Spool:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        # `with self._db` commits at the end, or rolls back when the block raises.
         with self._lock, self._db:
             # IMMEDIATE takes the write lock now: a later upgrade from a read lock could fail as busy.
             self._db.execute("BEGIN IMMEDIATE")
@@ -240,6 +252,8 @@ class Spool:
         only batches of readings are dropped: it may have space later, and until then intervals wait in memory. Raises
         DiskNearlyFull in that case, and sqlite3.Error when nothing can be written.
         """
+        # Each round either stores the batch, makes room for another try, or gives up with an exception or a recorded
+        # loss.
         while True:
             try:
                 return self._add(encode, now_ms, contents)
@@ -247,6 +261,8 @@ class Spool:
                 if not self._drop_oldest(now_ms, "disk nearly full", only_readings=True):
                     raise
             except sqlite3.OperationalError as error:
+                # SQLITE_FULL has two causes: the bound of the file (`max_page_count`), or no space left on the
+                # filesystem.
                 if not _is_full(error):
                     raise
                 at_bound = self.fill() > BOUND_REACHED
@@ -260,6 +276,8 @@ class Spool:
 
     def _add(self, encode: Encode, now_ms: int, contents: BatchContents) -> int:
         with self._transaction():
+            # Number, body and counter are one transaction: a crash leaves neither a gap nor a number that is used
+            # twice.
             seq = self._next_seq()
             body = encode(self.epoch, seq)
             if len(body) > self._max_bytes // 2:  # it would displace all others, and might not fit even then
@@ -304,6 +322,7 @@ class Spool:
             waiting = self._int(f"SELECT count(*) FROM batch WHERE {droppable}")
             if not waiting:
                 return False
+            # An eighth at a time: dropping batch by batch would repeat the failing write for each of them.
             last = self._int(
                 f"SELECT seq FROM batch WHERE {droppable} ORDER BY seq LIMIT 1 OFFSET ?", max(1, waiting // 8) - 1
             )
@@ -330,6 +349,7 @@ class Spool:
     def next(self, lane: Literal["oldest", "newest"]) -> SpooledBatch | None:
         """The oldest or the newest waiting batch, None without one. A damaged one becomes a dead letter instead."""
         order = "ASC" if lane == "oldest" else "DESC"
+        # A damaged batch becomes a dead letter, which removes it: the next round sees the next batch.
         while rows := self._rows(
             f"SELECT seq, created_ms, body, undecodable, sha256 FROM batch ORDER BY seq {order} LIMIT 1"
         ):
@@ -343,6 +363,7 @@ class Spool:
     def acknowledge(self, seq: int, rejected: tuple[tuple[str, str], ...] = ()) -> None:
         """Remove a batch that the collector has committed; its refused records become dead letters with reasons."""
         with self._transaction():
+            # A batch may be acknowledged twice (a request in flight while the agent stops), but is counted once.
             if self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
                 self._count("acked", 1)
             self._db.executemany(
@@ -392,13 +413,17 @@ class Spool:
         with self._transaction():
             if not self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
                 return
+            # A number stands for the same bytes forever (the collector refuses others as a conflict), so halves get new
+            # numbers.
             for encode, contents in halves:
                 number = self._next_seq()
                 self._insert(number, now_ms, encode(self.epoch, number), contents)
+            # EMPTY: the records are not lost, they are in the halves.
             self._lose(seq, seq, 1, f"split into {len(halves)}", now_ms, EMPTY)
 
     def counts(self) -> BatchCounts:
         """The conservation numbers, read at one instant."""
+        # One statement, hence one snapshot: read one by one, the numbers would not add up while another thread writes.
         rows = dict(self._rows("SELECT name, value FROM counter UNION ALL SELECT 'pending', count(*) FROM batch"))
         return BatchCounts(rows["produced"], rows["acked"], rows["pending"], rows["dropped"], rows["dead"])
 
@@ -410,6 +435,7 @@ class Spool:
     def fill(self) -> float:
         """The fill level, 0 to 1: pages in use divided by the most that the file may have."""
         with self._lock:
+            # Free pages are reused before the file grows, so they do not count as used.
             used = self._int("PRAGMA page_count") - self._int("PRAGMA freelist_count")
             return used / self._int("PRAGMA max_page_count")
 
@@ -441,6 +467,7 @@ class Spool:
 
 def _check_rows(database: sqlite3.Connection) -> None:
     """Raise sqlite3.DatabaseError when readable rows cannot be ours, as after a bit flip inside a value."""
+    # Compare with the schema as this SQLite version writes it, instead of with a copy of its output.
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(_SCHEMA)
         if _columns(database) != _columns(fresh):

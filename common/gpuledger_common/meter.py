@@ -68,6 +68,7 @@ class _Energy:
 
     def since_last(self, values: Mapping[str, float | int], elapsed_ms: int) -> int | None:
         """Millijoules since the last call; a counter that fell (driver reload) is bridged by power."""
+        # Updated before any return: the next difference begins here, also after the counter was absent or reset.
         total = values.get("gpu_energy_joules_total")
         previous = self.counter_mj
         self.counter_mj = None if total is None else round(total * 1000)
@@ -78,6 +79,7 @@ class _Energy:
             return None
         self.carry_mj += watts * elapsed_ms  # watts x milliseconds = millijoules
         energy_mj = int(self.carry_mj)
+        # The fraction of a millijoule is carried over: rounding at every sample would lose up to 1 mJ each time.
         self.carry_mj -= energy_mj
         return energy_mj
 
@@ -106,16 +108,21 @@ class Meter:
             self.lose(uuid)
             return
         before_ms = self._last_sample_ms.get(uuid)
+        # The range of instants since the clock was last set: after the next step none of them may be metered again.
         first_ms, last_ms = self._current_range or (at_ms, at_ms)
         self._current_range = min(first_ms, at_ms), max(last_ms, at_ms)
         elapsed_ms = 0 if before_ms is None else at_ms - before_ms
+        # Also when a gap follows: the counter moves on, so that energy used in the gap is not added to what comes
+        # after.
         energy_mj = self._energy.setdefault(uuid, _Energy()).since_last(sample.values, max(elapsed_ms, 0))
+        # The first sample, a pause that is too long, or a step back: there is no time to account for.
         if before_ms is None or not 0 <= elapsed_ms <= self.gap_ms:
             self._close(uuid)
             # After a step back, wait until the instants pass the last sample again.
             self._last_sample_ms[uuid] = max(at_ms, before_ms or at_ms)
             return
         self._last_sample_ms[uuid] = at_ms
+        # These instants were metered before a step back of the clock; counting them again would bill time twice.
         if any(start_ms < at_ms and before_ms < end_ms for start_ms, end_ms in self._metered_ranges):
             self.discarded_after_clock_step_ms += elapsed_ms
             self._close(uuid)
@@ -129,6 +136,7 @@ class Meter:
         """Add the time since the last sample, cut at UTC hours, to the open interval or to a new one."""
         length_ms, at_ms = latest.end_ms - latest.start_ms, latest.start_ms
         while at_ms < latest.end_ms:
+            # An interval never crosses a UTC hour, because hours are the unit in which the collector recomputes usage.
             stop_ms = min(latest.end_ms, (at_ms // HOUR_MS + 1) * HOUR_MS)
             interval = self._open.get(latest.uuid)
             same = interval is not None and (interval.state, interval.holders) == (latest.state, latest.holders)
@@ -162,11 +170,14 @@ class Meter:
             return
         self._metered_ranges = _united([*self._metered_ranges, self._current_range])
         if len(self._metered_ranges) > MAX_METERED_RANGES:
+            # Merging the earliest two also covers the gap between them: time there is unobserved rather than billed
+            # twice.
             self._metered_ranges[:2] = [(self._metered_ranges[0][0], self._metered_ranges[1][1])]
         self._current_range = None
 
     def _close(self, uuid: str) -> None:
         interval = self._open.pop(uuid, None)
+        # An interval without any length is no evidence.
         if interval is not None and interval.end_ms > interval.start_ms:
             self._closed.append(interval)
 
@@ -184,6 +195,7 @@ class Meter:
         """
         merged: list[MeteredInterval] = []
         latest: dict[str, MeteredInterval] = {}
+        # Those put back are older than what was closed meanwhile, so this order is by time for each accelerator.
         for interval in intervals + self._closed:
             before = latest.get(interval.uuid)
             if before is None or not interval.continues(before):
@@ -211,6 +223,7 @@ def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def state_of(sample: Sample, holders: Sequence[Holder]) -> State | None:
     """The state that a sample is evidence of; None for a silent accelerator without a holder, which shows nothing."""
+    # Before holders: a failed GPU is unavailable even while somebody has it allocated, and is not billed as held.
     if sample.health.status == "failed":
         return "unavailable"
     if holders:
@@ -220,5 +233,6 @@ def state_of(sample: Sample, holders: Sequence[Holder]) -> State | None:
 
 def activity(values: Mapping[str, float | int], threshold: float) -> bool | None:
     """Whether the accelerator worked; None when the card gives none of the metrics that show it."""
+    # The first metric that the card gives decides alone; a mean of different metrics would not be comparable.
     value = next((values[name] for name in ACTIVITY if name in values), None)
     return None if value is None else value > threshold

@@ -118,6 +118,8 @@ class NvmlSource:
     def open(self) -> Inventory:
         """Load the library and attach every GPU. Raises SourceUnavailable, whose message says what to do."""
         self._unwanted = False
+        # An initialization that did not return in time is still running: wait for its answer instead of starting
+        # another.
         pending = self._starting = self._starting or self._init.submit(self._start)
         if pending is None:
             raise StillStarting("the NVIDIA driver has not answered the previous attempt; see dmesg for Xid errors")
@@ -127,6 +129,7 @@ class NvmlSource:
             raise StillStarting(
                 f"the NVIDIA driver has not answered for {self._init_deadline_s:g} s; see dmesg for Xid errors"
             ) from None
+        # A failed attempt is over: the next `open` starts a new one.
         except BaseException:
             self._starting = None
             raise
@@ -159,6 +162,7 @@ class NvmlSource:
         for index in range(gpus):
             if index not in self._workers:
                 self._workers[index] = Worker(f"nvml-{index}")
+            # All attaches run at the same time and share one deadline: GPUs without persistence mode take seconds each.
             started.append((index, self._begin(index, boards.get(index))))
         deadline = time.monotonic() + self._attach_deadline_s
         problems: list[str] = []
@@ -187,6 +191,7 @@ class NvmlSource:
             board = None if pending is None else pending.take(deadline)
         except TimeoutError:
             board = None
+            # Kept for the next attempt: the worker is busy with it and would refuse a new call.
             if pending is not None:
                 self._late[index] = pending
         except Exception as error:  # one faulty GPU must not prevent the others from being read
@@ -219,6 +224,7 @@ class NvmlSource:
         """Attach one GPU. Runs in its worker."""
         nvml = self._nvml
         if old is not None:
+            # The GPM buffers of the old readers belong to this worker, which frees them before it makes new ones.
             release(old)
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
@@ -230,9 +236,11 @@ class NvmlSource:
         mode = call_or_none(nvml, nvml.nvmlDeviceGetMigMode, handle)
         device = Accelerator(uuid, uuid, index, model, memory_bytes=total, pci_bus_id=pci)
         reader = DeviceReader(nvml, handle)
+        # The mode is a pair of the current and the pending one (after a reset); None where the card has no MIG.
         if mode is None or mode[0] != 1:
             return Board(index, uuid, handle, pci, (BoardAccelerator(device, reader),), mig_capable=mode is not None)
         instances = [mig_instance(nvml, handle, instance, device) for instance in instance_handles(nvml, handle)]
+        # Shares of a device are adjusted together, so that they never add up to more than the device.
         shares = fitted(entry.accelerator for entry in instances)
         entries = (replace(entry, accelerator=share) for entry, share in zip(instances, shares, strict=True))
         return Board(index, uuid, handle, pci, tuple(entries), reader)
@@ -282,6 +290,7 @@ class NvmlSource:
     def _submit(self, slot: Slot, wanted: frozenset[str]) -> PendingAnswer[list[Sample]] | None:
         if slot.worker is None:
             return None
+        # The GPU did not answer when it was attached: as soon as its worker is free again, attach everything anew.
         if slot.board is None:
             return slot.worker.submit(request_attach)
         return slot.worker.submit(partial(self._read, slot.board, wanted))
@@ -297,6 +306,7 @@ class NvmlSource:
                 raise
             except Exception as error:  # `read` must not raise for one faulty accelerator
                 health = Health("unknown", f"reading it failed: {error_text(self._nvml, error)}")
+        # A slot with a reason of its own (lost, not attached) keeps it; an attached GPU that is late has none yet.
         if health == Health():
             health = Health("unknown", f"unresponsive: no answer from the driver within {self._deadline_s:g} s")
         now_ns = self._monotonic_ns()
@@ -314,6 +324,7 @@ class NvmlSource:
             reading = entry.reader.read(tiers)
             values, series = reading.values, reading.series
             values["gpu_lost"] = int(reading.failed == LOST)
+            # 0 only where the driver reports events: elsewhere silence does not mean that there was no Xid.
             if xids.last is not None or self._events.watches(board.uuid):
                 values["gpu_last_xid"] = xids.last or 0
             if xids.last is not None:
@@ -392,7 +403,9 @@ def mig_instance(nvml: Any, parent: Any, handle: Any, device: Accelerator) -> Bo
     """A MIG instance with its dominant share of the device."""
     gpu_instance = call_or_none(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle)
     attributes = call_or_none(nvml, nvml.nvmlDeviceGetAttributes, handle)
+    # The name of an instance ends with its profile: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
     profile = text(call_or_none(nvml, nvml.nvmlDeviceGetName, handle)).rpartition(" ")[2]
+    # Slices of seven, as NVIDIA divides a device; without attributes the instance counts as the entire device.
     compute, slices, memory = 7, 7, None
     if attributes is not None:
         compute, slices = int(attributes.computeInstanceSliceCount or 1), int(attributes.gpuInstanceSliceCount or 1)

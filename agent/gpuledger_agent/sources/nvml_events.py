@@ -87,10 +87,12 @@ class DriverEvents:
         with self._lock:
             for board in boards:
                 self._histories.setdefault(board.uuid, XidHistory()).standing = None
+            # The kernel log names a board by its bus address, an event by its handle.
             self._by_bus = {bus_key(board.bus): board.uuid for board in boards if board.bus}
             self._by_handle = {address(board.handle): board.uuid for board in boards}
             self._reshaped.clear()
             self._watched = frozenset()
+        # A new event: an abandoned thread still sees its own, which stays set.
         self._stop = threading.Event()
         self.ready.clear()
         self._thread = threading.Thread(
@@ -127,6 +129,7 @@ class DriverEvents:
 
     def _register(self, nvml: Any, events: Any, board: WatchedBoard) -> bool:
         try:
+            # Registering a kind that the card does not support fails for all kinds of the call.
             kinds = nvml.nvmlDeviceGetSupportedEventTypes(board.handle) & (XID | MIG_CHANGE)
             if kinds:
                 nvml.nvmlDeviceRegisterEvents(board.handle, kinds, events)
@@ -160,6 +163,7 @@ class DriverEvents:
             (history.nvml if reporter == "nvml" else history.kernel)[xid] += 1
             history.last, history.last_at = xid, self._clock()
             standing = history.standing
+            # A later Xid of lower severity does not hide a worse one that still requires an action.
             if standing is None or _RANK[known.severity] >= _RANK[meaning(standing).severity]:
                 history.standing = xid
 

@@ -70,6 +70,7 @@ class DeviceReader:
         self._unsupported: dict[str, str] = {}
         self._evidence: dict[str, float | int] = {}
         if parent is not None:
+            # A board's sensors cannot be attributed to its instances, so these metrics are absent with that reason.
             self._unsupported |= {
                 metric.name: "not measured per MIG instance"
                 for metric in METRICS
@@ -83,6 +84,7 @@ class DeviceReader:
         """Read the metrics of the requested tiers. Never raises for an unsupported one."""
         reading = self._gather([metric for metric in self._metrics if metric.tier in tiers], "gpm" in tiers)
         self._read_processes(reading)
+        # No reading of this round is trusted, although some calls may have succeeded before the one that failed.
         if reading.failed is not None:
             reading.values.clear()
         else:
@@ -92,6 +94,7 @@ class DeviceReader:
         reading.absent |= self._unsupported
         self._derive(reading)
         reading.health = self._verdict(reading)
+        # Only on rounds that read something: on others an empty reading is normal.
         if "fast" in tiers and reading.health == Health() and not reading.values.keys() - {"gpu_processes"}:
             reading.health = Health("unknown", "the driver refuses every reading")
         return reading
@@ -131,6 +134,7 @@ class DeviceReader:
 
     def _put(self, metric: Metric, raw: Any, reading: DeviceReading) -> None:
         """Store a raw number in base units; anything else, and a sentinel for unknown, is absent."""
+        # Some calls return one flag per part of the card: any of them counts.
         if isinstance(raw, list) and metric.unit == "bool":
             raw = any(raw)
         try:
@@ -138,6 +142,7 @@ class DeviceReader:
         except (TypeError, ValueError):
             self._unsupported[metric.name] = reading.absent[metric.name] = "the driver's answer is not a number"
             return
+        # NVML_PSTATE_UNKNOWN is a number like the others; it must not enter a column as a state.
         if metric.name == "gpu_performance_state" and value == UNKNOWN_PSTATE:
             reading.absent[metric.name] = "the driver does not know"
             return
@@ -167,6 +172,7 @@ class DeviceReader:
         named: dict[str, Any] = {}
         filled: Any = None
         for argument in reader.args:
+            # An argument of the catalog is a constant, `name=constant`, or a struct type that the call fills in.
             name, equals, constant = argument.partition("=")
             value = getattr(self._nvml, constant or name, None)
             if value is None:
@@ -199,6 +205,7 @@ class DeviceReader:
             if identity is None or not isinstance(reader, Field):
                 self._refused(metric, 13, reading)
             else:
+                # With a scope (such as a link number) the binding takes a pair instead of the bare field id.
                 wanted.append((metric, identity if reader.scope is None else (identity, reader.scope)))
         if not wanted:
             return
@@ -232,6 +239,7 @@ class DeviceReader:
         if self._gpm is not None:
             return True
         nvml = self._nvml
+        # A MIG instance is sampled through its parent device, so the parent must support GPM.
         support = self._guarded(lambda: nvml.nvmlGpmQueryDeviceSupport(self._parent or self._handle))
         if isinstance(support, Refusal) or not support.isSupportedDevice:
             for metric in due:
@@ -254,6 +262,7 @@ class DeviceReader:
         nvml = self._nvml
         wanted = [(metric, engine, constant) for metric in due for engine, constant in engines(nvml, metric)]
         request = nvml.c_nvmlGpmMetricsGet_t()
+        # NVML checks the version of a struct and refuses one of another size.
         request.version = nvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(wanted)
         assert self._gpm is not None
@@ -266,8 +275,11 @@ class DeviceReader:
             entry = request.metrics[position]
             if isinstance(answer, Refusal):
                 reading.absent[metric.name] = _REASONS.get(answer.code, f"NVML error {answer.code}")
+            # Engine 0 and metrics without engines decide whether the card supports it; later engines may simply not
+            # exist.
             elif entry.nvmlReturn != 0 and not engine:
                 self._refused(metric, int(entry.nvmlReturn), reading)
+            # NaN is the only value that differs from itself.
             elif entry.nvmlReturn != 0 or entry.value != entry.value:
                 reading.absent[metric.name] = "no value yet"
             elif engine is None:
@@ -287,12 +299,14 @@ class DeviceReader:
             if isinstance(answer, Refusal):
                 if answer.code in {LOST, RESET_REQUIRED}:
                     reading.failed = answer.code
+                # Only the first list is essential: MPS and graphics lists are missing on many cards.
                 if kind == "compute" and names is _PROCESS_CALLS[0][1]:
                     why = _REASONS.get(answer.code, f"NVML error {answer.code}")
                     reading.absent["gpu_processes"] = f"the driver does not list processes: {why}"
                     return
                 continue
             for entry in answer:
+                # A process with both kinds of context is in both lists: it counts once, as compute.
                 processes.setdefault(int(entry.pid), Process(int(entry.pid), _memory(entry.usedGpuMemory), kind))
         reading.processes = tuple(processes.values())
         reading.values["gpu_processes"] = len(processes)
@@ -304,12 +318,14 @@ class DeviceReader:
             function = getattr(self._nvml, name, None)
             if function is not None:
                 answer = self._guarded(partial(function, self._handle))
+            # 13 and 25: this version of the call is missing or has another struct, so an older one may work.
             if not (isinstance(answer, Refusal) and answer.code in {13, 25}):
                 return answer
         return answer
 
     def _derive(self, reading: DeviceReading) -> None:
         total, used, free = (reading.values.get(f"gpu_memory_{name}_bytes") for name in ("total", "used", "free"))
+        # Of what programs can use: the total also includes memory that the driver reserves.
         if total and used is not None and free is not None and used + free > 0:
             reading.values["gpu_memory_used_ratio"] = used / (used + free)
 
@@ -317,6 +333,7 @@ class DeviceReader:
         """The health by the latest value of each counter: not all are due at every read."""
         if reading.failed is not None:
             return Health("failed", _REASONS[reading.failed])
+        # Slow counters keep their latest value between their turns, or health would flap with the tiers.
         self._evidence |= {name: reading.values[name] for name in EVIDENCE & reading.values.keys()}
         return verdict(self._evidence)
 

@@ -94,6 +94,7 @@ class SeriesReader:
     def _read_utilization(self, series: Series, absent: dict[str, str]) -> None:
         if not self._has_utilization:
             return
+        # The driver keeps a ring of samples; asking since the last timestamp returns only new ones. Microseconds.
         since = self._utilization_at or int((self._wall() - LOOK_BACK_S) * 1e6)
         answer = self._call("nvmlDeviceGetProcessUtilization", since)
         if isinstance(answer, Refusal):
@@ -104,18 +105,21 @@ class SeriesReader:
         latest: dict[int, Any] = {}
         for entry in answer:
             self._utilization_at = max(self._utilization_at, int(entry.timeStamp))
+            # The answer may contain several samples of a process, in any order.
             if entry.pid not in latest or entry.timeStamp >= latest[entry.pid].timeStamp:
                 latest[entry.pid] = entry
         for name, attribute in _UTILIZATION:
             by_process = [
                 _by("pid", pid, getattr(entry, attribute) * 0.01)
                 for pid, entry in sorted(latest.items())
+                # A number outside of 0 to 100 is no percentage and no reading.
                 if 0 <= getattr(entry, attribute) <= 100
             ]
             if by_process:
                 series[name] = by_process
 
     def _read_links(self, series: Series, absent: dict[str, str], *, speeds: bool) -> None:
+        # The first call finds out which links exist; the others are not asked again.
         candidates = range(MAX_LINKS) if self._links is None else self._links
         answers = {link: self._call("nvmlDeviceGetNvLinkState", link) for link in candidates}
         states = {link: answer for link, answer in answers.items() if not isinstance(answer, Refusal)}
