@@ -95,6 +95,7 @@ class WriteRequest:
 def inflated_size(body: bytes) -> int:
     """The size that the snappy header announces. Raises Refused: 400 without a header, 413 when it is too large."""
     size = 0
+    # A varint of at most 32 bits: snappy's block format begins with the uncompressed length.
     for place, byte in enumerate(body[:5]):
         size |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
@@ -108,6 +109,7 @@ def inflate(body: bytes) -> bytes:
     """Decompress a body. Raises Refused."""
     size = inflated_size(body)
     try:
+        # The announced size was bounded above, so decompression cannot allocate more than that.
         plain = bytes(cramjam.snappy.decompress_raw(body))
     except Exception as error:  # cramjam's own error, or another for a wrong length
         raise Refused(400, "the body is not valid snappy in its block format") from error
@@ -138,24 +140,30 @@ def _walk(plain: bytes, cache: SeriesCache) -> _Columns | None:
     index_by_key = cache.indexes
     at, size = 0, len(plain)
     while at < size:
+        # 0x0A is the tag of field 1 (a time series) with a length before its bytes.
         if plain[at] != 0x0A or at + 4 > size:
             return None
         length = plain[at + 1]
         start = at + 2
+        # A length of two bytes; a third one would mean a series over 16 KiB, which the general path reads.
         if length >= 0x80:
             if plain[at + 2] >= 0x80:
                 return None
             length = length & 0x7F | plain[at + 2] << 7
             start += 1
         at = start + length
+        # The sample is recognized from the end: tag, length and tag of the value must be where a single sample has
+        # them.
         tail = at - _TAIL
         if at > size:
             return None
         if plain[tail : tail + 3] != _TAIL_START or tail < start:
+            # A value of zero is omitted, which makes the sample nine bytes shorter.
             tail = at - _ZERO_TAIL
             if plain[tail : tail + 3] != _ZERO_TAIL_START or tail < start:
                 return None
             zeros.append(len(ends))
+        # Everything before the sample: the bytes of the labels, as the sender repeats them in every request.
         key = plain[start:tail]
         index = index_by_key.get(key)
         if index is None:
@@ -171,12 +179,17 @@ def _tails(plain: bytes, series_indexes: Array, ends: Array, zeros: Array) -> _C
     """Values and instants from the last bytes of each series; None when an instant does not take 6 bytes."""
     if not 0 < len(ends) <= MAX_SAMPLES:
         return None
+    # The last 15 bytes of every series as one matrix: 8 of the value, the tag of the instant, 6 of its varint.
     grid = np.frombuffer(plain, dtype="u1")[np.maximum(ends[:, None] + np.arange(-15, 0), 0)]
     instants = grid[:, 9:]
+    # The varint of an instant in milliseconds takes six bytes from 1971 to 2109: five with the continuation bit, one
+    # without.
     if (grid[:, 8] != _INSTANT_TAG).any() or (instants[:, :5] < 0x80).any() or (instants[:, 5] >= 0x80).any():
         return None
     values = np.ascontiguousarray(grid[:, :8]).view("<f8")[:, 0]
+    # Series without a value have bytes of their labels in these places.
     values[zeros] = 0.0
+    # Seven bits from each byte, the least significant first.
     at_ms = (instants.astype("<i8") & 0x7F) @ (1 << 7 * np.arange(6, dtype="<i8"))
     return series_indexes, values, at_ms
 
@@ -187,12 +200,14 @@ def _index_new(cache: SeriesCache, key: bytes) -> int | None:
         series = RAW["TimeSeries"].FromString(key)
     except Exception:  # protobuf's DecodeError
         return None
+    # These bytes are more than labels: as a cached key they would hide samples.
     if len(series.samples) or len(series.exemplars) or len(series.histograms):
         return None
     return _index(cache, key, len(key), list(series.labels))
 
 
 def _index(cache: SeriesCache, key: Hashable, size: int, parts: list[bytes]) -> int:
+    # Refused without a key, so that a huge set of labels does not occupy the cache.
     if len(parts) > MAX_LABELS or size > MAX_KEY_BYTES:
         return cache.add(
             None, 0, BadSeries(f"has more than {MAX_LABELS} labels, or more than {MAX_KEY_BYTES} bytes of them")
@@ -208,11 +223,13 @@ def _parse_v1(plain: bytes, cache: SeriesCache) -> _Columns:
         request = RAW["WriteRequest"].FromString(plain)
     except Exception as error:  # protobuf's DecodeError
         raise Refused(400, "the body is no prometheus.WriteRequest") from error
+    # Parsed messages stay in protobuf's memory; only iterating over samples creates Python objects.
     _bound(request)
     rows: list[tuple[int, float, int]] = []
     for series in request.timeseries:
         if not len(series.samples):
             continue
+        # One label more than allowed is enough to recognize too many.
         parts = list(series.labels[: MAX_LABELS + 1])
         key = tuple(parts)
         index = cache.indexes.get(key)
@@ -229,6 +246,7 @@ def _parse_v2(plain: bytes, cache: SeriesCache) -> _Columns:
         raise Refused(400, "the body is no io.prometheus.write.v2.Request") from error
     _bound(request)
     symbols = list(request.symbols)
+    # The specification requires it: a reference of 0 means an empty string.
     if symbols[:1] != [""]:
         raise Refused(400, "the first symbol is not the empty one")
     rows: list[tuple[int, float, int]] = []
@@ -280,8 +298,11 @@ def _accept(
     of_gpus, of_inference, is_bad = kind == ACCEPTED, kind == INFERENCE, kind == BAD
     is_ours = of_gpus | of_inference
     is_possible = (at_ms >= EARLIEST_MS) & (at_ms <= now_ms + FUTURE_MS)
+    # Compared by bits, because NaN never equals NaN.
     is_stale = value.view("<u8") == STALE
     is_aged = of_gpus & is_possible & ~is_stale & (at_ms < oldest_ms)
+    # Counters have a limit of their own: their readings are kept for a fixed number of days, whatever ages are
+    # accepted.
     is_late = of_inference & is_possible & (at_ms < now_ms - LATEST_DAYS * DAY_MS)
     reasons = [f"a series {cache.reasons[index]}" for index in np.unique(series[is_bad])[:MAX_REASONS].tolist()]
     if impossible := int((is_ours & ~is_possible).sum()):
@@ -290,6 +311,7 @@ def _accept(
         reasons.append(f"{int(is_late.sum())} counters are more than {LATEST_DAYS} days old")
     if is_aged.any():
         reasons.append(f"{int(is_aged.sum())} samples: each {too_old(oldest_ms)}")
+    # Stale markers are neither written nor refused: they carry no reading.
     accepted = of_gpus & is_possible & ~is_stale & ~is_aged
     counted = of_inference & is_possible & ~is_late & ~is_stale
     inference = tuple(
@@ -311,6 +333,7 @@ def _accept(
         stale=int((is_ours & is_possible & is_stale).sum()),
         refusals=int((is_bad | is_aged | is_ours & ~is_possible | is_late & ~is_stale).sum()),
         refused=tuple(reasons),
+        # Roughly what the columns of a sample and their selections occupy in memory.
         size=size + 48 * len(series),
         checksum=checksum,
         inference=inference,

@@ -72,6 +72,7 @@ def inference_series(name: str, labels: Mapping[str, str], owner: Workload | Non
     if check_workload(WireWorkload(owner.id, owner.kind, tags=dict(owner.tags))) is not None:
         return None
     part = serving_counters.part_of({label: value for label, value in labels.items() if label not in SCRAPE_LABELS})
+    # The instance is the server's address; without it the pod is the best name for the process that counts.
     source = labels.get("instance") or labels.get("pod") or owner.id
     return InferenceSeries(
         owner.kind,
@@ -118,6 +119,7 @@ class InferenceCounterStore:
         if len(self._workloads) > MAX_CACHED:
             self._workloads.clear()
         ids: dict[tuple[str, str], int] = {}
+        # In order: new workloads are inserted, and writers that meet must insert them in the same order.
         for series in sorted(all_series, key=lambda series: (series.kind, series.external_id)):
             key = series.kind, series.external_id
             cached = self._workloads.get(key)
@@ -137,6 +139,7 @@ def _workload_id(connection: Connection, series: InferenceSeries, now: dt.dateti
         ).fetchone()
         if row is not None:
             return int(row[0])
+    # No agent knows this pod by its UID (yet): the name of the pod identifies it.
     key = workload_key(series.kind, "", series.external_id)
     tags = {"namespace": series.namespace, "pod": series.pod} if series.pod else {}
     connection.execute(

@@ -80,8 +80,10 @@ class ScrapedEntities:
         """The accelerator as a scrape describes it; of contradicting labels the smallest by content."""
         accelerator = self.accelerators[accelerator_id]
         attributes = [self.accelerator_attributes[number] for number in scrape.accelerator_attributes]
+        # Scrapes from before attributes were stored: what is known of the accelerator today is the best there is.
         if not attributes:
             return accelerator
+        # Labels of several senders may contradict each other: the choice must not depend on who came first.
         model, instance, share = min(attributes, key=lambda values: (values[0], values[1] or "", values[2]))
         return replace(accelerator, model=model, mig_instance=instance, gpu_micro=share)
 
@@ -110,6 +112,7 @@ def split_by_attributes(
     `before` are the scrapes just before the slot, in order of time.
     """
     for node_id in sorted({scrape.node_id for _, scrape in inside}, key=entities.nodes.__getitem__):
+        # The scrape before the slot begins the first interval, if it came from the same node.
         last = [entry for entry in before if entry[1].node_id == node_id][-1:]
         part: list[tuple[int, Scrape]] = []
         current: Accelerator | None = None
@@ -119,6 +122,8 @@ def split_by_attributes(
                 continue
             accelerator = entities.accelerator_in(accelerator_id, scrape)
             named: dict[object, Workload] = {(held.kind, held.id): held for held in entities.holders_in(scrape)}
+            # An interval has one set of attributes, so it ends where they change; the next part begins with the same
+            # scrape.
             is_changed = accelerator != current or any(holders.get(key, held) != held for key, held in named.items())
             if current is not None and is_changed:
                 yield current, last + part
@@ -147,6 +152,7 @@ def meter_slot(
     node = ""
     for at_ms, scrape in scrapes:
         node = entities.nodes[scrape.node_id]
+        # MIG instances were seen at this instant: the device as a whole is not held then, and nothing bridges it.
         if at_ms in split_ms:
             meter.lose(accelerator.uuid)
             continue
@@ -155,6 +161,7 @@ def meter_slot(
     spans = meter.take()
     if not spans:
         return None
+    # The same code as in the agent splits time over holders, so both sources bill equally.
     maker = BatchMaker([accelerator], "", {})
     intervals = maker.usage_intervals(spans)
     batch = maker.batch(node, str(EPOCH), slot_ms // SLOT_MS, wire.Heartbeat("", "", "ok"), intervals, wire.Samples())
@@ -195,6 +202,7 @@ class ScrapeMeter:
         # One meter runs at a time: the lock is held on a session of its own.
         with database.hold(Lock.SCRAPES), database.connect() as connection:
             try:
+                # Until no request is left: each round takes some accelerators with all of their requests, and commits.
                 while True:
                     requests = connection.execute(
                         "SELECT id, accelerator_id, slot_ms FROM scrape_recompute WHERE accelerator_id IN (SELECT "
@@ -215,12 +223,15 @@ class ScrapeMeter:
             slots[accelerator_id] |= {slot_ms, slot_ms + SLOT_MS}
         instances = find_mig_instances(connection, list(slots))
         for device_id, instance_id in instances:
+            # A scrape of an instance decides whether its device counts, so the device's slots are computed again too.
             slots[device_id] |= slots.get(instance_id, set())
         days = {slot // DAY_MS * DAY_MS for starts in slots.values() for slot in starts}
+        # Partitions in a transaction of their own; an interval may begin in the day before its slot.
         with connection.transaction():
             self.store.ensure_partitions(connection, "usage_interval", sorted(days | {day - DAY_MS for day in days}))
         with connection.transaction():
             batches, metered, ids = self._compute(connection, slots, instances)
+            # Only slots that have scrapes are replaced: what was computed from scrapes that were deleted since stays.
             delete_usage_intervals(connection, metered)
             resolved = [ids.resolve(batch) for batch in batches]
             copy_usage_intervals(connection, join_usage_intervals(resolved))
@@ -229,6 +240,7 @@ class ScrapeMeter:
             since_ms = min(min(starts) for starts in slots.values())
             remember = self.store.update_inventory(connection, resolved, devices, since_ms)
             request_hour_recompute(connection, metered)
+            # Exactly the requests that were read: one that arrived meanwhile stays and is metered in the next round.
             connection.execute("DELETE FROM scrape_recompute WHERE id = ANY(%s)", ([row[0] for row in requests],))
             delete_old_scrapes(connection, list(slots), self.limits.keep_ms)
         remember()
@@ -256,6 +268,7 @@ class ScrapeMeter:
                 if not inside:
                     continue
                 metered[accelerator_id].add(slot_ms)
+                # The meter needs at most one scrape before the slot, no further back than a gap reaches.
                 before = [entry for entry in scrapes if slot_ms - gap_ms <= entry[0] < slot_ms]
                 split_ms = instants.get(accelerator_id, frozenset())
                 for accelerator, part in split_by_attributes(accelerator_id, before, inside, entities):
@@ -264,6 +277,7 @@ class ScrapeMeter:
                         batches.append(batch)
         ids = entities.ids()
         for batch in batches:
+            # In the transaction that writes the intervals, because they refer to these rows.
             contents = list(contents_of([batch]))
             ids.attributes.update(write_accelerator_attributes(connection, contents, ids.accelerators))
             ids.attributes.update(write_workload_attributes(connection, contents, ids.workloads))

@@ -53,6 +53,7 @@ class Scrape:
         """Merge with another part of the same scrape; neither order nor repetition matters."""
         pods = {*self.utilization, *other.utilization}
         return Scrape(
+            # Union, minimum and maximum give the same row in whatever order and however often the parts arrive.
             min(self.node_id, other.node_id),
             self.workload_ids | other.workload_ids,
             self.readings | other.readings,
@@ -90,7 +91,9 @@ class ScrapeRows:
         table = cache.table()[np.concatenate([request.series for request in requests])]
         value = np.concatenate([request.value for request in requests])
         with np.errstate(invalid="ignore", over="ignore"):
+            # DCGM's blanks become NaN before scaling; NaN means absent from here on.
             value = np.where(np.abs(value) < BLANK, value, np.nan) * table["factor"]
+        # One name meant a percentage in DCGM 4.6 and means a ratio since: only a percentage can exceed 1.
         value = np.where(table["is_percent"] & (value > 1), value / 100, value)
         at_ms = np.concatenate([request.at_ms for request in requests])
         # Different labels may describe the same accelerator: its first index stands for it.
@@ -98,6 +101,7 @@ class ScrapeRows:
         canonical = np.zeros(len(cache.accelerators), dtype="<i8")
         for index in np.unique(table["accelerator"]).tolist():
             canonical[index] = first_index.setdefault(cache.accelerators[index].accelerator.uuid, index)
+        # Accelerator and instant in one integer, so that rows can be found by sorting integers.
         keys, first, row = np.unique(
             canonical[table["accelerator"]] << _INSTANT_BITS | at_ms, return_index=True, return_inverse=True
         )
@@ -140,6 +144,7 @@ class ScrapeRows:
     def _holders(self) -> list[tuple[int, int]]:
         """Distinct pairs of row and workload."""
         is_named = self.workload != NONE
+        # Row in the upper half, workload in the lower: a pair is one integer.
         keys = np.unique(self.row[is_named].astype("<i8") << 32 | self.workload[is_named])
         return list(zip((keys >> 32).tolist(), (keys & 0xFFFFFFFF).tolist(), strict=True))
 
@@ -179,6 +184,7 @@ class ScrapeRows:
         """The scrape of each row."""
         rows = len(self.at_ms)
         is_read = ~np.isnan(self.value)
+        # Which hot metrics each row has: a later part of the scrape writes only the ones that are missing.
         bits = np.zeros(rows, dtype="<i8")
         for name, bit in HOT_BIT.items():
             bits[self.row[is_read & (self.metric == METRIC_NUMBER[name])]] |= 1 << bit
@@ -210,6 +216,8 @@ class ScrapeRows:
     def _greatest(self, chosen: Array) -> Array:
         """The greatest value of the chosen samples in each row; NaN for none."""
         greatest = np.full(len(self.at_ms), np.nan)
+        # `at` accumulates over repeated rows; fmax ignores NaN. The greatest, because several lines may repeat a
+        # reading.
         np.fmax.at(greatest, self.row[chosen], self.value[chosen])
         return greatest
 
@@ -227,6 +235,7 @@ class ScrapeRows:
     def samples(self, accelerator_ids: Array) -> SampleRows:
         """Every reading of every row, by metric."""
         columns: dict[str, Array] = {}
+        # Sort once and split by metric, instead of one pass over all samples for each of them.
         order = np.argsort(self.metric, kind="stable")
         numbers, starts = np.unique(self.metric[order], return_index=True)
         for number, chosen in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
@@ -236,6 +245,8 @@ class ScrapeRows:
             column = self._greatest(chosen)
             if metric.name in BY_POD:
                 for row, parts in self._by_pod(number).items():
+                    # Several pods share the device: equal values repeat the device's, different ones are parts that add
+                    # up.
                     if len(parts) > 1:
                         column[row] = device_value(parts.values(), BY_POD[metric.name])
             columns[metric.name] = _as_kind(column, metric.column_kind)
@@ -243,6 +254,7 @@ class ScrapeRows:
 
     def select(self, rows: Array) -> ScrapeRows:
         """These rows with their samples."""
+        # New positions of the selected rows; samples of other rows are dropped with them.
         place = np.full(len(self.at_ms), NONE, dtype="<i8")
         place[rows] = np.arange(len(rows))
         kept = place[self.row] != NONE
@@ -263,6 +275,7 @@ def _as_kind(column: Array, kind: str) -> Array:
     """Convert a column of floats to the kind of its metric; what does not fit is absent."""
     converted = blank(len(column), kind)
     with np.errstate(over="ignore", invalid="ignore"):
+        # Casting a float beyond int64 is undefined, so such a value is absent.
         fits = np.isfinite(column) & (np.abs(column) < 2.0**63)
         converted[fits] = column[fits].astype(DTYPES[kind])
     return converted
@@ -274,6 +287,7 @@ def select_new_readings(samples: SampleRows, rows: Array, new_bits: Array) -> Sa
     for name, values in samples.columns.items():
         if name in HOT_BIT:
             column = values[rows].copy()
+            # What an earlier part has written already becomes absent, so that a reading is stored once.
             column[(new_bits[rows] >> HOT_BIT[name] & 1) == 0] = blank(1, values.dtype.str[1:])[0]
             if not is_absent(column).all():
                 columns[name] = column

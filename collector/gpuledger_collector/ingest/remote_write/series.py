@@ -103,6 +103,7 @@ class SeriesCache:
 
     def table(self) -> Array:
         """The interpretation of every series by index, as columns."""
+        # Columns are extended only when they are read: a new scrape target adds many series at once.
         with self._lock:
             if len(self._table) != len(self._rows):
                 new = np.array(self._rows[len(self._table) :], dtype=_ROW)
@@ -112,6 +113,7 @@ class SeriesCache:
     def add(self, key: Hashable, size: int, labels: list[tuple[str, str]] | BadSeries) -> int:
         """Interpret a new series and return its index; `key` finds it from now on."""
         with self._lock:
+            # Again under the lock: another thread may have added the series since the caller looked.
             cached = self.indexes.get(key)
             if cached is not None:
                 return cached
@@ -123,6 +125,7 @@ class SeriesCache:
             except BadSeries as bad:
                 self._rows.append((BAD, NONE, NONE, 1.0, False, NONE, NONE))
                 self.reasons[index] = str(bad)
+            # Bad series are cached as well: a sender repeats them with every scrape.
             self.indexes[key] = index
             self.key_bytes += size + SERIES_BYTES
             return index
@@ -144,6 +147,7 @@ class SeriesCache:
         )
 
     def _place(self, items: list[Any], item: object, name: Hashable) -> int:
+        # One dictionary serves several lists, each identified by its id.
         place = self._places.get((id(items), name))
         if place is None:
             place = self._places[id(items), name] = len(items)
@@ -186,6 +190,7 @@ def interpret(labels: list[tuple[str, str]]) -> GpuSeries | InferenceSeries | No
     name = by_name["__name__"]
     if name.startswith("DCGM_FI_"):
         return _interpret_dcgm(name, by_name)
+    # Series of a MIG instance on our agent's page do not name its device, so they are foreign.
     if name.startswith("gpu_") and not by_name.get("mig_instance"):
         return _interpret_agent(name, by_name)
     return inference_series(name, by_name, find_owner(by_name)) if name in ENGINES else None
@@ -197,6 +202,7 @@ def _interpret_dcgm(name: str, labels: Mapping[str, str]) -> GpuSeries | None:
         return None
     accelerator = dcgm.accelerator_of(device, labels)
     metric = dcgm.metric_of(name)
+    # The exporter repeats readings of the board on the lines of its instances, where they belong to none of them.
     if metric is not None and accelerator.mig_instance is not None and "MIG" not in metric.scopes:
         metric = None
     owner = find_owner(labels)
@@ -244,12 +250,14 @@ def find_node(labels: Mapping[str, str]) -> str:
     for name in ("Hostname", "hostname", "node"):
         if labels.get(name):
             return labels[name]
+    # `instance` is HOST:PORT of the scrape target.
     return labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
 
 
 def find_owner(labels: Mapping[str, str]) -> Workload | None:
     """The holder of the accelerator by these labels; the exporter's own pod holds nothing."""
     plain = labels
+    # With honor_labels off, Prometheus keeps the exporter's own pod under the plain names and renames the holder's.
     if labels.get("exported_pod"):
         renamed = {name: labels.get(f"exported_{name}", "") for name in ("pod", "namespace", "container")}
         plain = {**labels, **renamed}

@@ -82,6 +82,7 @@ class RemoteStore:
     ) -> list[WriteResult]:
         """Commit these requests and answer each. Raises psycopg.Error: some may be committed, and all may be resent."""
         written = [(request.stale + len(request.inference), 0) for request in batches]
+        # A full cache is replaced, so a group may mix requests of two caches, whose indexes differ.
         for cache in {id(request.cache): request.cache for request in batches}.values():
             places = [place for place, request in enumerate(batches) if request.cache is cache and request.samples]
             if places:
@@ -109,6 +110,7 @@ class RemoteStore:
     ) -> list[tuple[int, int]]:
         """The numbers of samples written, and too old, of each request."""
         self.store.renew(now)
+        # 1. Join the samples to rows of accelerator and instant, and register what their labels name.
         rows = ScrapeRows.of(cache, requests)
         records = rows.accelerators
         self._update_health(rows)
@@ -116,15 +118,19 @@ class RemoteStore:
         ids = self.store.ids.register(connection, batches, now)
         self.store.ensure_days(connection, batches)
         accelerator_ids = np.array([ids.accelerators[record.uuid] for record in records], dtype="<i8")
+        # 2. Write under the locks of the heads: two replicas of Prometheus send the same scrape at the same time.
         with connection.transaction():
             heads = lock_heads(connection, sorted(set(accelerator_ids.tolist())))
             newest = np.array([heads[accelerator_id] for accelerator_id in accelerator_ids.tolist()], dtype="<i8")
+            # Scrapes beyond the window may have been deleted after metering: a late one could not be merged with them.
             is_old = rows.at_ms < newest - self.window_ms
             chosen = np.flatnonzero(~is_old & ~rows.divided())
+            # Only scrapes up to the head can exist already; the usual new one needs no look-up.
             may_exist = rows.at_ms[chosen] <= newest[chosen]
             remember = self._write(connection, rows.select(chosen), accelerator_ids[chosen], may_exist, ids)
             mark_nodes_seen(connection, sorted(set(ids.nodes.values())), now)
         remember()
+        # 3. Count the answer by samples, as senders count, although rows were written.
         samples = np.bincount(rows.request, minlength=len(requests))
         too_old = np.bincount(rows.request, weights=is_old[rows.row], minlength=len(requests)).astype(int)
         return list(zip((samples - too_old).tolist(), too_old.tolist(), strict=True))
@@ -137,6 +143,7 @@ class RemoteStore:
             return lambda: None
         keys = list(zip(accelerator_ids.tolist(), rows.at_ms.tolist(), strict=True))
         scrapes = rows.scrapes(ids)
+        # The scrape first: it tells which readings are new, so that gpu_sample gets each of them once.
         new_bits, changed = write_scrapes(connection, keys, scrapes, may_exist.tolist())
         samples = rows.samples(accelerator_ids)
         new_rows = np.flatnonzero(new_bits)
@@ -153,6 +160,7 @@ class RemoteStore:
         records = rows.accelerators
         for name in _HEALTH_METRICS:
             chosen = np.flatnonzero((rows.metric == METRIC_NUMBER[name]) & ~np.isnan(rows.value))
+            # By time, so that the newest reading is stored last.
             order = chosen[np.argsort(rows.at_ms[rows.row[chosen]], kind="stable")]
             for row, value in zip(rows.row[order].tolist(), rows.value[order].tolist(), strict=True):
                 self._health[records[row].uuid][name] = value
@@ -160,7 +168,9 @@ class RemoteStore:
 
 def lock_heads(connection: Connection, accelerators: list[int]) -> dict[int, int]:
     """Lock the heads of accelerators and return their newest instants (0: none yet); others wait until COMMIT."""
+    # Both statements go through the accelerators in the order of their ids, so writers that meet never deadlock.
     connection.execute(
+        # Missing heads are inserted first, in order; ON CONFLICT waits for another writer that inserts the same one.
         "INSERT INTO scrape_head (accelerator_id, newest_ms) SELECT id, 0 FROM unnest(%s::bigint[]) AS id"
         " WHERE NOT EXISTS (SELECT 1 FROM scrape_head WHERE accelerator_id = id) ORDER BY id ON CONFLICT DO NOTHING",
         (accelerators,),
@@ -224,6 +234,7 @@ def write_scrapes(
     existing = read_scrapes(connection, [key for key, is_possible in zip(keys, may_exist, strict=True) if is_possible])
     new_bits, changed, inserts, updates = [], [], [], []
     for key, scrape in zip(keys, scrapes, strict=True):
+        # Without another part, or with one that adds nothing, the row is inserted or left as it is.
         before = existing.get(key)
         merged = scrape if before is None else before.merged(scrape)
         new_bits.append(scrape.readings & ~(0 if before is None else before.readings))
@@ -236,6 +247,7 @@ def write_scrapes(
         connection.cursor() as cursor,
         cursor.copy(f"COPY scrape ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)") as copy,
     ):
+        # Binary COPY converts nothing: psycopg must encode each value as exactly the type of its column.
         copy.set_types(list(_COLUMNS.values()))
         for row in inserts:
             copy.write_row(row)
@@ -269,6 +281,7 @@ def latest_holders(keys: Sequence[_Key], scrapes: Sequence[Scrape]) -> dict[int,
     latest: dict[int, tuple[int, str, int | None]] = {}
     for (accelerator_id, at_ms), scrape in zip(keys, scrapes, strict=True):
         if accelerator_id not in latest or at_ms > latest[accelerator_id][0]:
+            # The smallest id, so that pages do not alternate between the holders of a shared accelerator.
             holder = min(scrape.workload_ids, default=None)
             latest[accelerator_id] = at_ms, "unallocated" if holder is None else "held", holder
     return latest
