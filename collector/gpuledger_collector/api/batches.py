@@ -104,6 +104,7 @@ def create_endpoint(intake: Intake) -> ASGIApp:
             log.exception("unexpected error while handling a batch")
             status, answer = 503, Answer("refused", detail="internal error; see the collector's log")
         intake.metrics.answer_seconds.observe(time.perf_counter() - began)
+        # The answer to both is `refused`, but they are no fault of the sender's.
         counters[{503: "unavailable", 429: "throttled"}.get(status, answer.status)].inc()
         body = msgspec.json.encode(answer)
         headers = [
@@ -120,6 +121,7 @@ def create_endpoint(intake: Intake) -> ASGIApp:
 
 async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answer]:
     """HTTP status and answer of a request. Raises Denied, OverQuota, Refused, Unavailable, or what writers raised."""
+    # From cheap to dear: token, quota and headers are checked before a byte of the body is read.
     sender = await authenticate_agent(request, intake.keys)
     if sender.node is not None:
         intake.quotas.check(sender.node)
@@ -137,9 +139,11 @@ async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answ
             skew_ms = None if sent_at_ms is None or abs(now_ms - sent_at_ms) >= MAX_SKEW_MS else now_ms - sent_at_ms
             return accept(decode(body, content_type, encoding), now_ms, skew_ms, intake.oldest_ms(now_ms))
 
+        # As the frame states it, before anything is decompressed; gzip's statement can be forged and counts as unknown.
         size = inflated_bytes(body, encoding)
         if len(body) <= INLINE_BYTES and size is not None and size <= INLINE_INFLATED_BYTES:
             return await commit(read(), len(body), intake, sender)
+        # One large body of a node at a time; `decoders` bounds them over all nodes.
         async with reservation.large():
             reservation.add(min(MAX_DECODED_BYTES, size or len(body)))
             async with intake.decoders:
@@ -149,6 +153,7 @@ async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answ
 
 async def commit(accepted: Accepted, size: int, intake: Intake, sender: Principal) -> tuple[int, Answer]:
     """Commit what was accepted of a body of this size. Raises Denied, OverQuota, Unavailable."""
+    # Only now is the node known: it stands in the batch.
     sender.require_node(accepted.node)
     intake.quotas.take(accepted.node, _load(accepted, size, intake.count_new(accepted)))
     answer = await intake.commit.submit(accepted)

@@ -78,6 +78,7 @@ class Quota:
         if not self.rate:
             return
         level = self._level(name) - amount
+        # Taken out and put back, so that the dictionary is in the order of last use.
         self._buckets.pop(name, None)
         while len(self._buckets) >= MAX_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
@@ -85,6 +86,7 @@ class Quota:
 
     def _level(self, name: str) -> float:
         full = self.rate * self.burst_s
+        # An unknown or dropped bucket is full, which errs in favor of the sender.
         if name not in self._buckets:
             return full
         level, at = self._buckets[name]
@@ -128,6 +130,7 @@ class Quotas:
 
         A node that has used up its new names or days may still send batches without any.
         """
+        # All checks before anything is taken: a refused batch leaves every bucket as it was.
         self.check(node)
         if load.new_names:
             self.new_names.check(node)
@@ -163,9 +166,12 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         cycle: Any = self.cycle
         if cycle is not None and cycle is not self._cycle:
             self._cycle, self._head_bytes = cycle, 0
+            # The deadline for the head ends with it; from here on it is the body's, or nobody's while the answer is
+            # computed.
             self._set_deadline(self.body_seconds if cycle.more_body else None)
             if not cycle.more_body:
                 cycle.scope.setdefault("extensions", {})[COMPLETE_BODY] = {}
+        # Bytes before any request, or after a complete one: they belong to a head that is not complete yet.
         elif cycle is None or (cycle.response_complete and not cycle.more_body):
             self._count_head(len(data))
         elif not cycle.more_body:

@@ -134,6 +134,7 @@ async def answer_request(request: Request, remote: RemoteIntake) -> Outcome:
     """The outcome of a request. Raises Denied, Refused, Unavailable, or what the writers raised."""
     intake = remote.intake
     sender = await authenticate_agent(request, intake.keys)
+    # One Prometheus sends for many nodes, which a token of a single node must not speak for.
     if sender.node is not None:
         raise Denied(403, f"the token of {sender.name} is for one node: remote write needs one for any (--node '*')")
     version = _version(request)
@@ -145,6 +146,8 @@ async def answer_request(request: Request, remote: RemoteIntake) -> Outcome:
         except TimeoutError as error:
             raise TooSlow(intake.too_slow) from error
         intake.metrics.bytes.inc(len(body))
+        # The block format states its length in the first bytes (a varint of at most five): memory is reserved before
+        # decompressing.
         size = inflated_size(body[:5])
         reservation.add(size)
         return await commit(body, size, version, remote, sender.name)
@@ -160,6 +163,7 @@ async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sen
         async with remote.decoders:
             decoded = await asyncio.to_thread(decode, body, version, cache, now_ms, oldest_ms)
     result = WriteResult(decoded.stale, 0)
+    # Foreign samples cost decoding as well, so they count.
     remote.quota.take(sender, decoded.samples + decoded.foreign)
     if decoded.samples or decoded.inference:
         result = await remote.submit(decoded)
@@ -172,6 +176,7 @@ async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sen
     reasons = list(decoded.refused)
     if result.too_old:
         reasons.append(f"{result.too_old} samples are older than their accelerator's newest by more than the window")
+    # 400, since Prometheus does not retry it: the good samples are committed, and the others would be refused again.
     return Outcome(400 if reasons else 204, result.samples, "; ".join(reasons))
 
 

@@ -126,12 +126,16 @@ def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -
 
 def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> Row:
     charge = exported.charge
+    # Nano-hours x nano-units are units of 1e-18: quantity, price and cost are written with 9, 9 and 18 places, and
+    # FOCUS's ListCost = ListUnitPrice x PricingQuantity holds to the last digit.
     hours = round_half_even_div(charge.gpu_ns * NANO, GPU_NS_PER_HOUR)
     rate, listed = _unit_prices(charge)
+    # A commitment's share is an amount, not a price: it is billed as it is.
     cost = hours * rate if charge.commitment is None else (charge.cost_micro or 0) * 10**12
     unused = charge.state == COMMITMENT_UNUSED
     owner = billed_to(charge, level)
     corrects = exported.booked_day_ms is not None
+    # A correction is billed in the open month, while its charge period stays the day that it amends.
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
     key = (book.calendar.month_of(booked_ms), charge.currency or "", owner)
     invoice = book.invoices.setdefault(key, FocusInvoice(book.calendar.month(key[0])))
@@ -144,8 +148,10 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
         "ChargeClass": "Correction" if corrects else "",
         "ChargeDescription": neutral(_description(exported)),
         "ChargeFrequency": "Usage-Based",
+        # FOCUS has whole seconds: outwards, so that the period never excludes consumed time.
         "ChargePeriodStart": format_instant(charge.start_ms - charge.start_ms % 1000),
         "ChargePeriodEnd": format_instant(-(-charge.end_ms // 1000) * 1000),
+        # FOCUS: what a commitment left unused was not consumed, and has no resource.
         "ConsumedQuantity": "" if unused else fixed(charge.gpu_ns, 9),
         "ConsumedUnit": "" if unused else "GPU-Seconds",
         "ContractedUnitPrice": fixed(rate, 9),
@@ -188,6 +194,7 @@ def _terms(charge: Charge, hours: int) -> Row:
     region = price.region if price is not None else commitment.region if commitment is not None else ""
     terms = {"RegionId": neutral(region), "RegionName": neutral(region)}
     model = charge.gpu_model or "GPU"
+    # A rate in another currency is not the price of this row.
     if price is not None and price.currency == charge.currency:
         terms["PricingCategory"] = CATEGORIES[price.purchase]
         terms["SkuPriceId"] = f"{model}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}"
@@ -216,6 +223,7 @@ def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed:
         "BillingCurrency": currency,
         "BillingPeriodStart": format_instant(invoice.period.start_ms),
         "BillingPeriodEnd": format_instant(invoice.period.end_ms),
+        # Without an invoice InvoiceId is null; ours are issued when the month is closed.
         "InvoiceId": f"{billing_month}/{currency}/{owner}" if billing_month in closed else "",
         "InvoiceIssuerName": neutral(issuer.name),
         "ProviderName": neutral(issuer.name),
@@ -270,6 +278,8 @@ def _resource(exported: ExportedCharge) -> Row:
 def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
     """Workload tags, then the owner's levels as rated, then who and what; flat text, as FOCUS wants them."""
     charge = exported.charge
+    # The owner as rated overrides a tag of the same name, since that is who pays; user and workload fill in what is
+    # missing.
     tags = dict(exported.tags)
     if charge.owner is not None:
         tags |= {name: value for name in LEVELS if (value := charge.owner.level(name))}
@@ -288,6 +298,7 @@ def _measured(charge: Charge) -> Row:
     return {
         "x_BusyGpuSeconds": fixed(charge.busy_ns, 9) if known else "",
         "x_IdleGpuSeconds": fixed(charge.idle_ns, 9) if known else "",
+        # A watt-hour is 3.6e6 millijoules; in millionths of one that is mJ x 10 / 36.
         "x_EnergyWh": "" if charge.energy_mj is None else fixed(round_half_even_div(charge.energy_mj * 10, 36), 6),
         "x_CostBasis": charge.state,
         "x_GpuModel": neutral(charge.gpu_model),
@@ -305,11 +316,13 @@ def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedP
     for key, invoice in book.invoices.items():
         groups[key[:2]].append((key, invoice))
     for (_, currency), group in sorted(groups.items()):
+        # The order in which the chargeback gives out remainders: the same cents for the same owner.
         group.sort(key=lambda item: (-item[1].micro, item[0]))
         digits = minor_digits(currency)
         booked = to_minor_units([invoice.micro for _, invoice in group], digits)
         shared = to_minor_units([invoice.shared for _, invoice in group], digits)
         for (key, invoice), units, more in zip(group, booked, shared, strict=True):
+            # What is booked less what the rows add up to: after this row the invoice is whole cents.
             rest = (units + more) * 10 ** (18 - digits) - invoice.written
             description = "Rounding of the invoice to the currency's minor unit (largest remainder)"
             yield _common(key, invoice, level, issuer, book.closed) | _adjusted(

@@ -203,6 +203,7 @@ def check(file: TextIO, wanted: str | None = None) -> Iterator[Violation]:
         header = next(reader, None)
         if not header:
             raise NotFocus("the file is empty")
+        # Reported and then removed: one mark must not hide every other violation.
         if header[0].startswith("\ufeff"):
             yield Violation(1, "encoding", header[0], "the file begins with a byte order mark")
             header[0] = header[0].removeprefix("\ufeff")
@@ -217,6 +218,7 @@ def check(file: TextIO, wanted: str | None = None) -> Iterator[Violation]:
             row = dict(zip(header, cells, strict=True))
             violations = list(_row(line, row, version))
             yield from violations
+            # What a row breaks by itself is not counted again in the sums over rows.
             broken = {violation.column for violation in violations}
             yield from whole.add(line, row, broken)
         yield from whole.end()
@@ -268,6 +270,7 @@ def _nulls(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
         if row.get(name, "") and leader in row and not row[leader]:
             yield Violation(line, "null", name, f"{name} has a value, {leader} has none")
     usage = row.get("ChargeCategory") == "Usage"
+    # A correction may change the cost alone, so FOCUS lets it be without a quantity.
     if usage and row.get("ChargeClass", "") == "" and row.get("PricingQuantity") == row.get("PricingUnit") == "":
         yield Violation(line, "null", "PricingQuantity", "a Usage row has no PricingQuantity")
     if not usage and row.get("ConsumedQuantity", ""):
@@ -340,6 +343,7 @@ def _periods(line: int, row: Row) -> Iterator[Violation]:
         yield Violation(line, "period", "ChargePeriodEnd", "the charge period ends before it begins, or as it does")
     if billed_from is not None and billed_to is not None and billed_to <= billed_from:
         yield Violation(line, "period", "BillingPeriodEnd", "the billing period ends before it begins, or as it does")
+    # A correction lies outside its billing period by nature.
     if None in (start, end, billed_from, billed_to) or row.get("ChargeClass", "") == "Correction":
         return
     assert start is not None
@@ -352,6 +356,7 @@ def _periods(line: int, row: Row) -> Iterator[Violation]:
 
 def _costs(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
     quantity = _number(row, "PricingQuantity")
+    # The default precision of 28 digits would round products of 18 places, and call exact rows wrong.
     with localcontext(prec=PLACES):
         for cost_name, price_name in (("ListCost", "ListUnitPrice"), ("ContractedCost", "ContractedUnitPrice")):
             cost, price = _number(row, cost_name), _number(row, price_name)
@@ -367,6 +372,7 @@ def _costs(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
             did = [
                 value for name in ("x_BusyGpuSeconds", "x_IdleGpuSeconds") if (value := _number(row, name)) is not None
             ]
+            # Absolute values: the rows of a correction may be negative.
             if abs(sum(did, Decimal(0))) > abs(consumed) + HALF_NANO_HOUR_S:
                 sentence = "busy and idle seconds are more than were consumed"
                 yield Violation(line, "quantity", "x_BusyGpuSeconds", sentence)

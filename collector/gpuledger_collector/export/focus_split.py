@@ -61,6 +61,7 @@ def lines(
     pairs = focus.usage_rows(charges, level, issuer, book)
     for (booked_ms, _), day in groupby(pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)):
         pairs_of_day = list(day)
+        # A correction amends a charge that was split already; splitting the difference again would need its ratios.
         if booked_ms is None:
             _split(pairs_of_day)
         for _, row in pairs_of_day:
@@ -84,12 +85,15 @@ def _split(day: Sequence[Pair]) -> None:
             device = exported.device_uuid or exported.accelerator_uuid
             origins[device, row["SkuPriceId"], row.get("CommitmentDiscountId", "")].append((exported, row))
     for (device, *_), pairs in origins.items():
+        # A device used by one holder alone is not split; an instance of a device always is.
         if len(pairs) > 1 or pairs[0][0].accelerator_uuid != device:
             _allocate(device, pairs)
 
 
 def _allocate(device: str, pairs: Sequence[Pair]) -> None:
+    # Billionths by largest remainder: rounded one by one, ratios would not add up to 1.
     ratios = split(focus.NANO, [exported.charge.gpu_ns for exported, _ in pairs])
+    # All parts of an origin have the origin's charge period, which covers theirs.
     span = {
         "ChargePeriodStart": min(row["ChargePeriodStart"] for _, row in pairs),
         "ChargePeriodEnd": max(row["ChargePeriodEnd"] for _, row in pairs),

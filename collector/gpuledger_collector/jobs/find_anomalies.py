@@ -109,6 +109,7 @@ class TeamSpending:
             first[hour] += priced.at_first_rates
             actual[hour] += priced.cost_micro
             before[hour] += priced.before_micro
+        # An hour that is seen in part only would look cheap: unknown is better than too low.
         for hour in range(hours):
             if any(coverage.get((pool, start_ms + hour * HOUR_MS), 0.0) < MIN_COVERAGE for pool in self.pools):
                 first[hour] = np.nan
@@ -141,6 +142,7 @@ def find_anomalies(database: Database, now_ms: int) -> int:
                 if not _is_explained(storm, episodes)
             ]
             current |= {finding.key: finding for finding in (*episodes, *storms)}
+        # Findings of the settled days are kept, and so are those from minutes that no hour has confirmed yet.
         vanished = [
             key
             for key, finding in known.items()
@@ -165,7 +167,9 @@ def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> lis
         if price is None:
             continue
         place = use.pool, use.gpu_model, use.node
+        # The series is judged at the first rates: a price change must not look like a change of usage.
         first_rate = float(first_prices.setdefault(place, price).rate)
+        # Without a rate then, nothing has become dearer.
         earlier = book.price_at(*place, "", use.rating_interval_ms - 3 * DAY_MS) or price
         name = owners.at(use.pool, use.node)(use.workload_id, use.rating_interval_ms, None).team
         team = teams.setdefault((name, price.currency), TeamSpending(name, price.currency))

@@ -55,6 +55,7 @@ def find_idle(database: Database, now_ms: int) -> int:
         return 0
     first_ms, last_ms = minute_range
     until_ms = min(now_ms, last_ms + SILENT_MS) // MINUTE_MS * MINUTE_MS
+    # The context must still have its minutes: without them the first hours would look like a new hold.
     back_to_ms = until_ms if late_ms is None else max(first_ms, late_ms, expired_before_ms + CONTEXT_MS)
     start_ms = min(first_ms if done_ms is None else done_ms, back_to_ms) // HOUR_MS * HOUR_MS
     count = 0
@@ -62,7 +63,9 @@ def find_idle(database: Database, now_ms: int) -> int:
         with database.transaction(Lock.FINDINGS) as connection:
             size = len(minute_rollup.accelerators(connection, start_ms, until_ms))
             days = max(1, min(MAX_WINDOW_DAYS, WINDOW_ACCELERATOR_DAYS // max(1, size)))
+            # Windows end at midnight where they can, so that a repeated run cuts them in the same places.
             end_ms = min(until_ms, start_ms // DAY_MS * DAY_MS + days * DAY_MS)
+            # Findings and progress in one transaction: an interrupted window is searched again from its start.
             count += _Window(connection, start_ms, end_ms).search()
             findings.set_progress(connection, KIND, end_ms)
             if late_ms is not None:
@@ -91,6 +94,7 @@ class _Window:
         for begin in range(0, len(accelerators), ACCELERATORS_AT_ONCE):
             current += self._search_some(accelerators[begin : begin + ACCELERATORS_AT_ONCE], known)
         keys = {finding.key for finding in current}
+        # Findings that this window opened in an earlier run and no longer sees never were; older ones have ended.
         gone = [finding for finding in known if finding.key not in keys]
         findings.drop(self._connection, [finding.key for finding in gone if finding.opened_ms >= self._start_ms])
         resolved = [
@@ -113,6 +117,7 @@ class _Window:
                 by_place.setdefault((finding.accelerator_id, finding.state), []).append(finding)
         current = []
         for episode in idle_episodes(minutes, classify(minutes), _survival_curve(minutes)):
+            # Episodes that ended within the context were written by an earlier window.
             if self._at_ms(episode.end) > self._start_ms:
                 accelerator = accelerators[episode.row]
                 candidates = by_place.get((accelerator.accelerator_id, episode.state.name.lower()), [])
@@ -155,6 +160,8 @@ class _Window:
         idle_watts, limit_watts = np.array([watts(each.model) for each in accelerators]).reshape(shape[0], 2).T
         return Minutes(
             start_ms=self._from_ms,
+            # A reading without knowledge of the holder is no evidence of idleness; a fault is known without any
+            # reading.
             seen=seen & holding.reported | holding.faulty,
             faulty=holding.faulty,
             holder=holding.holder,
@@ -170,6 +177,7 @@ class _Window:
             clock_hertz=reading("sm_clock_hertz"),
             slowed_ratio=reading("slowed_ratio"),
             processes=reading("processes"),
+            # No agent reads these two (docs/insight.md).
             host_busy=unknown(shape),
             bytes_per_second=unknown(shape),
             memory_total=np.array([each.memory_bytes or np.nan for each in accelerators], dtype=float),
@@ -180,6 +188,7 @@ class _Window:
 
     def _with_past_use(self, accelerators: Sequence[PlacedAccelerator], minutes: Minutes) -> Minutes:
         """Add whether the holder used the accelerator before the first minute: then it is not `never used`."""
+        # Asked only for accelerators that never worked within the window: for the others the answer does not matter.
         still = ~(minutes.activity() > IDLE_RULES.idle_at_most).any(axis=1) & (minutes.holder[:, 0] != NOBODY)
         rows = np.flatnonzero(still).tolist()
         pairs = [(accelerators[row].accelerator_id, int(minutes.holder[row, 0])) for row in rows]
@@ -198,6 +207,7 @@ class _Window:
         holding = _Holding(np.full(shape, NOBODY, dtype=np.int64), *(np.zeros(shape, dtype=bool) for _ in range(4)))
         for interval in intervals:
             row = row_of[interval.accelerator_id]
+            # Rounded up: a minute belongs to the interval that covers its start.
             first = max(0, -((self._from_ms - interval.start_ms) // MINUTE_MS))
             last = max(first, -((self._from_ms - interval.end_ms) // MINUTE_MS))
             part = slice(first, last)
@@ -264,6 +274,7 @@ class _Window:
         before: dict[int, int] = {}
         if continued is not None:
             stored = {int(at_ms): gpu_ns for at_ms, gpu_ns in continued.evidence["wasted_gpu_ns"].items()}
+            # The window begins at a full hour, so no rating interval is counted in part by both.
             before = {at_ms: gpu_ns for at_ms, gpu_ns in stored.items() if at_ms < self._start_ms}
             first = max(first, (self._start_ms - self._from_ms) // MINUTE_MS)
         pairs = [

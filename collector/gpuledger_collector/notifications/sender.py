@@ -51,9 +51,11 @@ class Sender:
     def send_due(self) -> SendReport:
         """Send what is due now."""
         report = SendReport()
+        # A channel that answers nothing now is left alone for this run: each further message would wait for a timeout.
         unreachable: set[str] = set()
         self.box.arrange(self.clock(), digest_mail.write, self.on_step)
         for message_id in self.box.due(self.clock(), MAX_AT_ONCE, list(self.transports)):
+            # None: another sender has sent it or put it off since the list was read.
             with self.box.claim(message_id, self.clock()) as claim:
                 if claim is None:
                     continue
@@ -68,6 +70,7 @@ class Sender:
     def _send(self, claim: Claim, transport: Transport, report: SendReport) -> bool:
         """Send one message; False when the other side accepts nothing now."""
         may_repeat = transport.repeatable or self.resend_unconfirmed
+        # Before the transport is asked: sending again could deliver a mail twice.
         if claim.in_doubt and not may_repeat:
             self._unconfirmed(claim, report, "the sender ended while it handed the message over")
             return True
@@ -82,6 +85,8 @@ class Sender:
             else:
                 self._unconfirmed(claim, report, str(error))
             return False
+        # Recorded after delivery: a crash in between leaves the claim in doubt, never a message unsent and marked as
+        # sent.
         claim.sent(self.clock())
         self.on_step("recorded")
         report.sent += 1
@@ -98,6 +103,8 @@ class Sender:
             report.dead += 1
             log.warning("a message to %s is given up: %s", claim.message.recipient, sentence)
         else:
+            # Doubling from a minute to an hour; the shift is bounded so that it cannot grow with the attempts. A longer
+            # wait that the other side asks for is respected up to the same hour.
             wait_ms = min(FIRST_WAIT_MS << min(claim.attempts, 10), MAX_WAIT_MS)
             claim.retry(self.clock() + max(wait_ms, min(wait_s * 1000, MAX_WAIT_MS)), sentence)
             report.retried += 1

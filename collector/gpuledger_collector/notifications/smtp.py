@@ -38,6 +38,7 @@ class SmtpTransport:
     def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
         """Send one mail. Raises NotAccepted or DeliveryUnknown."""
         try:
+            # Before connecting: a message that cannot be written is given up without a connection.
             text = bytes(compose(message, self.sender))
         except ValueError as error:
             raise NotAccepted(str(error), permanent=True) from error
@@ -45,15 +46,20 @@ class SmtpTransport:
         with self._session() as session:
             on_step("connected")
             try:
+                # A refused sender is our configuration, which somebody can fix: the mail is kept. A refused recipient
+                # is final.
                 _expect(session.mail(self.sender), 250, is_about_us=True)
                 on_step("sender_named")
                 _expect(session.rcpt(message.recipient), 250, 251)
                 on_step("recipient_named")
                 _expect(session.docmd("data"), 354)
+                # Not `session.data`: it sends the text and the final dot at once, and `hand_over` must come between. A
+                # leading dot is doubled as RFC 5321 §4.5.2 demands.
                 session.send(_LEADING_DOT.sub(b"..", text.rstrip(b"\r\n")) + b"\r\n")
             except (smtplib.SMTPException, OSError) as error:
                 raise NotAccepted(_sentence(error), unreachable=True) from error
             on_step("text_sent")
+            # Committed to the database before the dot: whoever finds the mark knows that the mail may have been sent.
             hand_over()
             on_step("handing_over")
             self._finish(session, on_step)
@@ -77,6 +83,8 @@ class SmtpTransport:
         try:
             yield session
         finally:
+            # Closing without QUIT: a session that ends before the dot has sent nothing, and the reply to QUIT matters
+            # to nobody.
             with suppress(smtplib.SMTPException, OSError):
                 session.close()
 
@@ -92,6 +100,7 @@ class SmtpTransport:
             if self.user:
                 session.login(self.user, self.password())
             session.ehlo_or_helo_if_needed()
+        # Also on cancellation: the caller has no session yet that it could close.
         except BaseException:
             session.close()
             raise

@@ -50,8 +50,10 @@ def rolling_baseline(series: Series) -> RollingBaseline:
 
     day = max(1, round(DAY_MS / series.step_ms))
     values = pd.Series(series.values)
+    # Shifted by one: the judged instant is no part of its own baseline.
     before = values.shift(1)
     window = HISTORY_DAYS * day
+    # A day and a half of known values is enough for a first baseline, which is hardly trusted.
     rolling = before.rolling(window, min_periods=max(MIN_DAYS * day // 2, 3))
     quartiles = rolling.quantile(0.75) - rolling.quantile(0.25)
     # Without the last day: an ongoing anomaly would be usual from its second hour on.
@@ -61,6 +63,7 @@ def rolling_baseline(series: Series) -> RollingBaseline:
         spread=(NORMAL_QUARTILES * quartiles).to_numpy(),
         mean=rolling.mean().to_numpy(),
         height=height.to_numpy(),
+        # Squared: with half of the history there is a quarter of the trust.
         trust=np.minimum(1.0, before.rolling(window, min_periods=1).count().to_numpy() / (ENOUGH * window)) ** 2,
         recurring=_recurring(values, day),
     )
@@ -70,6 +73,7 @@ def _recurring(values: pd.Series[float], day: int) -> Floats:
     around = max(1, day // 24)
     highest = values.rolling(2 * around + 1, min_periods=1, center=True).max()
     first, second, third = (highest.shift(week * 7 * day).to_numpy() for week in (1, 2, 3))
+    # The two latest known of the last three weeks; the lower one, so that one odd week does not make a spike usual.
     newest = np.where(np.isnan(first), second, first)
     older = np.where(np.isnan(first) | np.isnan(second), third, second)
     both: Floats = np.minimum(newest, older)

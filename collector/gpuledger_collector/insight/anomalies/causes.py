@@ -147,6 +147,7 @@ def comparable_runs(case: AnomalyCase, name: str) -> ComparableRuns:
     before = [
         run
         for run in case.runs
+        # An hour of margin, since runs are known by the hour: what began right before the episode is part of it.
         if run.start_ms < case.begin_ms - HOUR_MS and not (run.name == name and case.contains(run))
     ]
     same = [run for run in before if run.name == name]
@@ -161,6 +162,7 @@ def explain(case: AnomalyCase) -> AnomalyCause:
 
 
 def _price(case: AnomalyCase) -> AnomalyCause | None:
+    # Against the net change, not the rise: where some names cost less, a dearer rate can still be most of it.
     if not case.price_micro or case.price_micro < MOST_OF_RISE * max(sum(case.moved.values()), 1):
         return None
     rates = [f"{rate.model} costs {rate.now} {case.currency} an hour instead of {rate.before}" for rate in case.rates]
@@ -177,6 +179,7 @@ def _storm_of(runs: Sequence[WorkloadRun], comparable: ComparableRuns) -> Anomal
         return None
     length = median(run.length_ms for run in runs)
     usual = median([run.length_ms for run in comparable.runs]) if comparable.runs else None
+    # Short in itself and short for its name: a name whose runs always last minutes does not fail and retry.
     if length > STORM_RUN_MS or (usual is not None and 2 * length > usual):
         return None
     span = max(run.end_ms for run in runs) - min(run.start_ms for run in runs)
@@ -196,6 +199,7 @@ def _plateau(case: AnomalyCase) -> AnomalyCause | None:
     busy = sum(run.busy_ms for run in runs)
     if last - first < PLATEAU_MS or busy > UNUSED * known:
         return None
+    # Runs that overlap hold their GPUs together; runs in succession hold the same ones again.
     simultaneous = max(run.start_ms for run in runs) < min(run.end_ms for run in runs)
     gpus = gpus_text((sum if simultaneous else max)(run.gpu_micro for run in runs))
     end = "and still holds them" if any(run.ongoing for run in runs) else f"to {weekday(last)}"
@@ -221,6 +225,7 @@ def _runaway(case: AnomalyCase) -> AnomalyCause | None:
     limit = nearly_all(lengths)
     gpus, most = median([run.gpu_micro for run in such]), max(run.gpu_micro for run in such)
     largest = max(run.gpu_micro for run in runs)
+    # Long and larger than usual: a long run on a small GPU is no reason for a rise.
     long = longest_run.length_ms > FAR_LONGER * limit and longest_run.gpu_micro > gpus
     if not (long or (comparable.same_name and largest >= FAR_MORE * most)):
         return None
@@ -241,6 +246,7 @@ def _leak(case: AnomalyCase) -> AnomalyCause | None:
         return None
     steps = [after - before for before, after in pairwise(days)]
     rise = days[-1] - days[0]
+    # A leap is another cause, and so is a rise that falls back in between.
     if rise <= 0 or days[0] <= 0 or min(steps) < -LEAK_MAX_FALL * rise or max(steps) > LEAK_MAX_STEP * rise:
         return None
     each = 100 * ((days[-1] / days[0]) ** (1 / len(steps)) - 1)
@@ -270,6 +276,7 @@ def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
     for run in case.runs:
         now[run.name] += _held(run, case.begin_ms, case.until_ms)
         before[run.name] += _held(run, week_ms, case.begin_ms)
+    # The week before, or as much of it as there is evidence for: a mean over unknown days would be too low.
     since = max(week_ms, min((run.start_ms for run in case.runs), default=case.begin_ms))
     for name in case.risen:
         old = before[name] / max(1, case.begin_ms - since)
@@ -298,6 +305,7 @@ def _many(case: AnomalyCase) -> AnomalyCause:
     return AnomalyCause(MANY, sentence, tuple(case.risen[:5]))
 
 
+# The certain before the likely: a rate is known from the price book, a new name may have any reason.
 RULES: Sequence[Callable[[AnomalyCase], AnomalyCause | None]] = (
     _price,
     _storm,
@@ -353,11 +361,13 @@ def _storms_of(owner: str, runs: Sequence[WorkloadRun], others: Sequence[Workloa
         name = series[0].name
         comparable = comparable_runs(AnomalyCase(owner, begin_ms, until_ms, [*others, *calm], {}), name)
         cause = _storm_of(series, comparable) if len(comparable.runs) >= MIN_COMPARABLE else None
+        # Series that are no storm are what the name usually does, and what later series are compared with.
         if cause is None or not _unusual(series, calm):
             calm += series
             continue
         opened_ms = max(run.end_ms for run in series[:STORM_RUNS])
         storms.append(RetryStorm(name, begin_ms, until_ms, opened_ms, tuple(series), cause))
+        # From here on its storms count as usual, so that a weekly sweep is not reported for good.
         if len(storms) == USUAL_STORMS:
             calm += [run for storm in storms for run in storm.runs]
             calm.sort(key=lambda run: run.start_ms)
@@ -379,6 +389,7 @@ def _unusual(series: Sequence[WorkloadRun], before: Sequence[WorkloadRun]) -> bo
     starts = [run.start_ms for run in before]
     most, first = 0, 0
     for at, start in enumerate(starts):
+        # Two pointers: the window slides over the starts once, whatever its length.
         while start - starts[first] > span:
             first += 1
         most = max(most, at - first + 1)

@@ -99,14 +99,17 @@ def detect(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -
     With less than two weeks of history the score is smaller, and with less than a day and a half there is none.
     """
     expected, usual, scale, trust = _limits(series, tuning)
+    # The parameters are per hour; for shorter steps memory and slack are scaled to the step.
     hours = min(1.0, series.step_ms / HOUR_MS)
     fast = _smooth(np.fmax((series.values - usual) / scale, 0.0), tuning.smooth**hours)
     slow = _drift((series.values - expected) / scale, hours, tuning)
     judged = np.isfinite(series.values) & np.isfinite(scale)
     score = np.where(judged, trust * (tuning.fast * fast + tuning.slow * slow), np.nan)
+    # After the statistics: a dearer rate is certain, whatever the score is.
     price = np.zeros(len(score), dtype=bool) if price is None else price
     score = np.where(price, PRICE_SCORE, score)
     upper = usual + tuning.threshold / tuning.fast * scale
+    # The band is symmetric for people who look at it; only its upper edge is judged.
     lower = np.maximum(2 * expected - upper, 0.0)
     return Detection(series, expected, lower, upper, score, _persistent(score, tuning, series.step_ms) | price, price)
 
@@ -114,6 +117,7 @@ def detect(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -
 def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Floats]:
     """Expected value, usual height, spread and trust of every instant, from what was known before it."""
     past = rolling_baseline(series)
+    # A flat past has no spread: without a minimum, its first small change would be infinitely far away.
     scale = np.maximum.reduce([past.spread, tuning.min_of_level * past.level, tuning.min_of_mean * past.mean])
     scale = np.where(scale > 0, scale, np.nan)
     expected = np.fmax(past.level, past.recurring)
@@ -133,6 +137,7 @@ def limits(series: Series, tuning: Tuning = TUNED) -> Floats:
 
 def next_limit(series: Series, tuning: Tuning = TUNED) -> AnomalyLimit | None:
     """Return the limit of the instant after the series; None with too little past."""
+    # An unknown instant at the end: its limits come from the past alone, as for every instant.
     longer = Series(series.name, series.start_ms, series.step_ms, np.append(series.values, np.nan))
     expected, limit = float(_limits(longer, tuning)[0][-1]), float(limits(longer, tuning)[-1])
     return None if limit != limit else AnomalyLimit(expected, limit)
@@ -151,12 +156,14 @@ def _smooth(excess: Floats, memory: float) -> Floats:
 
 def _drift(distance: Floats, hours: float, tuning: Tuning) -> Floats:
     """The leaking one-sided CUSUM after each instant of `hours`; an unknown instant changes nothing."""
+    # Clipped before it is summed, so that one extreme hour cannot fill the sum; the fast excess sees that hour.
     change = hours * (np.clip(distance, -tuning.clip_down, tuning.clip_up) - tuning.slack)
     memory = tuning.memory**hours
     out = np.zeros(len(distance))
     total = 0.0
     for at, value in enumerate(change.tolist()):
         if value == value:
+            # Capped: after a long excess the sum must fall within days, or normal spending would go on being flagged.
             total = min(max(0.0, total * memory + value), tuning.cap)
         out[at] = total
     return out
@@ -179,6 +186,7 @@ def price_rises(rate: Floats, step_ms: int) -> Flags:
 def _persistent(score: Floats, tuning: Tuning, step_ms: int) -> Flags:
     """Flag scores above the threshold for the hours of persistence (or far above, at once), over known instants."""
     hold = max(1, round(tuning.persistence_hours * HOUR_MS / step_ms))
+    # Over known instants only: an unobserved hour neither ends nor lengthens a run of high scores.
     known = np.flatnonzero(np.isfinite(score))
     above = score[known] > tuning.threshold
     count = np.concatenate([[0], np.cumsum(above)])

@@ -106,11 +106,13 @@ class PastChanges:
 def past_changes(history: History, leads: Ints) -> PastChanges:
     """Tabulate the changes over each lead (steps, ascending); those not over yet or touching a gap are unusable."""
     count = len(history.values)
+    # Thinned from the newest end: the latest instants are always among the origins.
     stride = max(1, -(-count * len(leads) // MAX_CELLS))
     origin = np.arange(count - 1, -1, -stride)[::-1]
     target = origin[None, :] + leads[:, None]
     inside = target < count
     target = np.minimum(target, count - 1)
+    # Filled gaps have values, but a change from or to one never happened.
     usable = inside & history.known[origin][None, :] & history.known[target]
     change = np.where(usable, history.values[target] - history.values[origin][None, :], 0.0)
     order = np.argsort(change, axis=1)
@@ -121,6 +123,7 @@ def past_changes(history: History, leads: Ints) -> PastChanges:
 def kernel_weights(kernel: SimilarityKernel, history: History, origin: Ints) -> Floats:
     """Return the weight of each instant of `origin` (N,); the most similar one weighs 1."""
     now = len(history.values) - 1
+    # Products of weights as sums of logarithms: a product of small factors would underflow.
     log = np.zeros(len(origin))
     if kernel.half_life_days is not None:
         half_life = max(kernel.half_life_days * DAY_MS / history.step_ms, 12 * kernel.half_life_days)
@@ -132,11 +135,13 @@ def kernel_weights(kernel: SimilarityKernel, history: History, origin: Ints) -> 
     if kernel.age is not None:
         log -= 0.5 * np.square((history.age[origin] - history.age[now]) / kernel.age)
     if kernel.hour is not None and history.per_day:
+        # The distance on a clock: 23:00 and 01:00 are two hours apart.
         apart = np.abs((history.at_ms[origin] - history.at_ms[now]) % DAY_MS) / HOUR_MS
         log -= 0.5 * np.square(np.minimum(apart, 24 - apart) / kernel.hour)
     if kernel.weekday < 1:
         same_kind = is_weekend(history.at_ms[origin]) == is_weekend(history.at_ms[now])
         log += np.where(same_kind, 0.0, np.log(kernel.weekday))
+    # Without now itself, which is always the most similar and has no change yet.
     best = log[:-1].max() if len(log) > 1 else 0.0
     return np.exp(np.minimum(log - best, 0.0)) + kernel.floor
 
@@ -166,5 +171,6 @@ def seasonal(history: History, period: int, leads: Ints, quantiles: Floats) -> P
     errors = errors[history.known[period:] & history.known[:-period]]
     if not len(errors):
         return np.full((len(leads), len(quantiles)), np.nan), np.full(len(leads), np.nan)
+    # As many periods back as are needed for the value to be known now.
     base = values[len(values) - 1 + leads - period * -(-leads // period)]
     return base[:, None] + np.quantile(errors, quantiles)[None, :], base + errors.mean()

@@ -115,6 +115,7 @@ def _fit_predict(
     with threadpool_limits(1):  # on tables this small, threads wait for each other longer than they work
         for column, quantile in enumerate(quantiles):
             levels[:, column] = trees(float(quantile)).fit(features, changes).predict(questions)
+    # The models of the quantiles are fitted apart and may cross.
     return np.sort(levels, axis=1)
 
 
@@ -132,7 +133,9 @@ def _training_rows(task: ForecastTask, settings: TreeSettings, max_rows: int) ->
     if end < 72:
         return np.empty((0, FEATURES)), np.empty(0)
     generator = np.random.default_rng(settings.seed)
+    # Twice as many as wanted, since some fall into gaps or beyond the end.
     origin = generator.integers(24, end - 1, 2 * max_rows)
+    # Leads are drawn evenly on a logarithmic scale: the next hours are as frequent as the following days.
     lead = np.exp(generator.uniform(0, np.log(furthest + 1), 2 * max_rows)).astype(np.int64)
     known, values = task.history.known, task.history.values
     inside = (origin + lead < end) & known[origin] & known[np.minimum(origin + lead, end - 1)]
@@ -166,6 +169,7 @@ def _features(history: History, origin: Ints, lead: Ints, scale: float) -> Float
     for hours in (6, 24, 168):
         width = np.minimum(origin + 1, max(1, round(hours * per_hour)))
         columns.append(((total[origin + 1] - total[origin + 1 - width]) / width - now) / scale)
+    # Extremes up to each origin, not of the series: those would tell the model the future.
     peak, floor = np.maximum.accumulate(values)[origin], np.minimum.accumulate(values)[origin]
     span = np.where(peak > floor, peak - floor, 1.0)
     columns += [(now - floor) / span, (peak - now) / scale, (now - floor) / scale, history.age[origin]]

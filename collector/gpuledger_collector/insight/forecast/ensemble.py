@@ -158,8 +158,10 @@ def _task(series: Series, horizon: int, settings: ForecastSettings) -> _Task:
     """Prepare a series. Raises ValueError for one without any known value."""
     if not series.known:
         raise ValueError(f"series {series.name!r} has no known value")
+    # Steps for coarse series, days for fine ones: both need enough instants and enough days.
     cap = max(settings.history_steps, int(settings.history_days * DAY_MS // series.step_ms))
     cut = max(0, len(series.values) - cap)
+    # Nothing known in the recent part: an old value is better than none.
     if not np.isfinite(series.values[cut:]).any():
         cut = 0
     history = history_of(series.values[cut:], series.start_ms + cut * series.step_ms, series.step_ms)
@@ -177,6 +179,7 @@ def _task(series: Series, horizon: int, settings: ForecastSettings) -> _Task:
 
 def _origins(count: int, horizon: int, settings: ForecastSettings) -> tuple[int, ...]:
     """Earlier origins at which the models are judged, latest first; none while the past is too short for one."""
+    # An origin needs a horizon after it to be judged, and as much history before it to predict from.
     room = count - horizon - max(48, horizon)
     if room <= 0:
         return ()
@@ -238,11 +241,13 @@ def _combine(
     predictions: Mapping[str, Prediction], weights: Mapping[str, float]
 ) -> tuple[Floats, Floats, dict[str, float]]:
     """The weighted average of quantiles and means, and the weights used; a model counts only where it predicts."""
+    # Shares of at most 2 % change nothing visible and are dropped.
     used = {name: weights[name] for name in predictions if weights.get(name, 0) > 0.02} or {"persistence": 1.0}
     used = _normalized(used)
     share = np.array(list(used.values()))
     levels = np.stack([predictions[name][0] for name in used])
     mean = np.stack([predictions[name][1] for name in used])
+    # Weights per lead: a model that ends early leaves its share to the others there.
     have = np.isfinite(mean) * share[:, None]
     have = have / np.where(have.sum(axis=0) > 0, have.sum(axis=0), 1.0)
     average = (np.nan_to_num(levels) * have[:, :, None]).sum(axis=0)
@@ -309,6 +314,7 @@ def _add_external(
         ]
         if 2 * len(pairs) < len(losses) or not pairs:
             continue
+        # At the origins where both predicted: a model must not win by being silent when it was hard.
         ours, theirs = (sum(part) + 1e-9 for part in zip(*pairs, strict=True))
         share = settings.external_weight * (theirs / ours) ** -settings.external_power
         if share >= settings.min_external_share * (1 + share):
@@ -331,6 +337,7 @@ def _weigh(
     if not relative:
         return {"persistence": 1.0}
     least = min(relative.values())
+    # With few origins a smaller loss may be luck, so the preference is weaker.
     power = settings.power * len(losses) / (len(losses) + settings.doubt)
     return _normalized({name: prior[name] * float((ratio / least) ** -power) for name, ratio in relative.items()})
 
@@ -357,6 +364,7 @@ def _widening(backtests: Sequence[_Backtest], quantiles: Floats, settings: Forec
     """
     factors = np.ones(len(quantiles))
     middle = _median_index(quantiles)
+    # As an exponent: a factor of 1 stays 1, and one series moves the band hardly at all.
     trust = len(backtests) / (len(backtests) + settings.calibration_doubt)
     for column, quantile in enumerate(quantiles):
         if column == middle or not backtests:
@@ -368,7 +376,9 @@ def _widening(backtests: Sequence[_Backtest], quantiles: Floats, settings: Forec
             use = np.isfinite(backtest.actual) & (np.abs(distance) > 1e-6)
             ratios.append((backtest.actual[use] - median[use]) / distance[use])
         pooled = np.concatenate(ratios)
+        # Fewer ratios have no stable tail.
         if len(pooled) >= 50:
+            # Below the median distances are negative, so the ratio is mirrored, and with it the quantile.
             factor = float(np.quantile(pooled, quantile if quantile > 0.5 else 1 - quantile))
             factors[column] = np.clip(factor, 0.8, 1.6) ** trust
     return factors
@@ -400,6 +410,7 @@ def _short(task: _Task, quantiles: Floats) -> Forecast:
     sigma = float(np.sqrt(np.square(steps).mean())) if len(steps) >= 3 else 0.0
     band = "a band from its few changes, not a learnt one" if sigma > 0 else "a guessed band"
     sigma = sigma or float(np.sqrt(max(now, 1.0) / per_day))
+    # A random walk for two days; after them the band stays as wide.
     reach = np.sqrt(np.minimum(task.leads, 2 * per_day))
     normal = np.asarray([NormalDist().inv_cdf(quantile) for quantile in quantiles])
     values = now + sigma * reach[:, None] * normal[None, :]

@@ -163,6 +163,7 @@ class _Simulation:
             age = np.concatenate([self.now_ms - self.start[own], np.zeros(len(queued), dtype=np.int64)])
             held = np.concatenate([self.gpus[own] * share, queued])
             curve = curves(owner)
+            # A uniform share of the survival at its age: the length drawn is conditional on having lasted that long.
             draws = curve.at(age)[None, :] * self.generator.random((paths, len(age)))
             gone = np.searchsorted(self.ahead_ms, curve.length(draws) - age[None, :], side="left")
             # A workload counts for every lead before its end: put at its last lead, summed from behind.

@@ -102,6 +102,7 @@ def classify(minutes: Minutes) -> Classification:
     ]
     state = np.full(minutes.shape, State.ACTIVE, dtype=np.int64)
     since = _columns(minutes.seen).copy()
+    # From last to first: an earlier condition overwrites a later one, so the first match wins.
     for name, where, begun in reversed(conditions):
         state[where] = name
         since[where] = begun[where]
@@ -113,6 +114,7 @@ class _Holds:
 
     def __init__(self, minutes: Minutes) -> None:
         at = _columns(minutes.seen)
+        # The last seen minute up to each: a gap in the data does not change who holds the accelerator.
         last = np.maximum.accumulate(np.where(minutes.seen, at, 0), axis=1)
         self.held = (minutes.holder != NOBODY) & minutes.seen
         self.holder = np.take_along_axis(np.where(minutes.seen, minutes.holder, NOBODY), last, axis=1)
@@ -128,6 +130,7 @@ def _left_behind(minutes: Minutes, unheld: Flags) -> tuple[Flags, Flags]:
     Left behind: memory or a process without a holder, or a counter stuck at full while hardly any power is drawn.
     """
     resting = minutes.power_watts <= IDLE_RULES.near_idle_watts * minutes.idle_watts[:, None]
+    # Three signs at once: a counter at full alone is work, and low power alone is a pause.
     stuck = minutes.seen & ~minutes.faulty & (minutes.utilization >= 0.99) & resting & (minutes.processes == 0)
     left = stuck | unheld & (~_memory_empty(minutes) & np.isfinite(minutes.memory_bytes) | (minutes.processes > 0))
     return _bridge_gaps(left, minutes.seen), _bridge_gaps(unheld & ~left, minutes.seen)
@@ -152,14 +155,18 @@ def _idle(minutes: Minutes, holds: _Holds) -> list[Condition]:
     rules = IDLE_RULES
     activity = minutes.activity()
     working = minutes.bytes_per_second >= rules.working_bytes_per_second
+    # Between the two thresholds a minute is neither: it keeps an episode open and does not begin one.
     low = minutes.seen & (activity <= rules.idle_at_most) & ~working
     busy = minutes.seen & ((activity > rules.busy_above) | working)
     known = minutes.seen & np.isfinite(activity)
+    # The guards: warm replicas wait for traffic, and a member of a job waits for the members that work.
     eligible = holds.held & ~minutes.serving & ~minutes.faulty & ~_peers_busy(holds, busy)
     empty = ~(minutes.processes > 0) | _memory_empty(minutes)
+    # Memory in use counts as a touch: whoever has loaded a model has used the accelerator, and can only have gone idle.
     touched = _count_in_hold((activity > rules.idle_at_most) & minutes.seen | ~empty & known, holds)
     enough = _count_in_hold(known, holds) >= KNOWN_SHARE * holds.age
     unused = eligible & known & (touched == 0) & enough & (holds.age > rules.never_used)
+    # A hold that began before the first minute may have worked then.
     if minutes.used_before is not None:
         unused &= ~(minutes.used_before[:, None] & (holds.begin == 0))
     gone, since = _gone_idle(low, busy, known, eligible, holds, _idle_windows(minutes))
@@ -169,6 +176,7 @@ def _idle(minutes: Minutes, holds: _Holds) -> list[Condition]:
 def _idle_windows(minutes: Minutes) -> Counts:
     """Minutes of idleness before a flag: longer for notebooks during working hours, shorter for them at night."""
     at = minutes.start_ms // 60_000 + np.arange(minutes.shape[1])
+    # 1970-01-01 was a Thursday, hence + 3 for Monday = 0. Hours are UTC.
     weekday, hour = (at // 1440 + 3) % 7, at // 60 % 24
     by_day = (weekday < 5) & (hour >= 8) & (hour < 20)
     notebook = np.where(by_day, IDLE_RULES.interactive_by_day, IDLE_RULES.interactive_by_night)
@@ -181,8 +189,10 @@ def _gone_idle(
     """Enter when the window was idle, leave when enough of the last minutes were busy, except where work recurs."""
     rules = IDLE_RULES
     rows, columns = low.shape
+    # Several busy minutes of the last ones: a single health probe must not end an episode.
     leaving = _count_last(busy, rules.leave_window) >= rules.leave_busy
     entering = np.zeros((rows, columns), dtype=bool)
+    # Only a few different windows exist, so each is counted once for all rows.
     for length in np.unique(window):
         idle, seen = _count_last(low, int(length)), _count_last(known, int(length))
         full = (seen >= KNOWN_SHARE * length) & (holds.age > length)
@@ -192,10 +202,12 @@ def _gone_idle(
     gone, since = np.zeros((rows, columns), dtype=bool), np.zeros((rows, columns), dtype=np.int64)
     state, begun = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=np.int64)
     rhythm = _Rhythm(rows)
+    # A loop over minutes, not arrays: whether a minute is in an episode depends on the state of the minute before it.
     for minute in range(columns):
         begin = holds.begin[:, minute]
         rhythm.step(minute, busy[:, minute], leaving[:, minute], begin)
         enter = entering[:, minute] & ~state
+        # Asked only where an episode would begin; most minutes begin none.
         if enter.any():
             enter &= ~rhythm.expects_work(minute)
         begun = np.where(enter, np.maximum(rhythm.idle_since, begin), begun)
@@ -221,6 +233,7 @@ class _Rhythm:
         """Take in one minute; `working`: enough of the last minutes were busy."""
         fresh = begin == minute
         self._onsets[fresh] = -1
+        # Work begins after at least two quiet minutes; a shorter pause belongs to the work before it.
         onset = busy & ((minute - self._quiet_since >= 2) | (self._onsets[:, -1] < 0))
         if onset.any():
             self._onsets[onset] = np.c_[self._onsets[onset][:, 1:], np.full(onset.sum(), minute)]
@@ -232,6 +245,8 @@ class _Rhythm:
         distance = np.diff(self._onsets, axis=1)
         known = (self._onsets >= 0).all(axis=1)
         longest, shortest = distance.max(axis=1), distance.min(axis=1)
+        # Three onsets have two distances; they count as regular while the longer is at most half longer than the
+        # shorter.
         regular = known & (longest <= 1.5 * shortest)
         expected: Flags = regular & (minute - self._onsets[:, -1] < 2 * longest)
         return expected
@@ -239,6 +254,7 @@ class _Rhythm:
 
 def _peers_busy(holds: _Holds, busy: Flags) -> Flags:
     """Whether another accelerator of the same holder worked within the last minutes: a straggler, not idle."""
+    # One counter for each holder and minute: what the others of a holder do is the sum less one's own.
     numbers, code = np.unique(holds.holder, return_inverse=True)
     flat = (code.reshape(busy.shape) * busy.shape[1] + _columns(busy)).ravel()
     recent = (_count_last(busy, IDLE_RULES.leave_window) > 0) & (holds.holder != NOBODY)
@@ -253,6 +269,7 @@ def _underperforming(minutes: Minutes, holds: _Holds) -> list[Condition]:
     here = holds.held & ~minutes.faulty
     batch = ~minutes.serving & ~minutes.interactive
     activity = minutes.activity()
+    # Compared with its own highest clock: the limits of models differ, and a board may be capped on purpose.
     slowed = (minutes.slowed_ratio >= 0.5) & (minutes.clock_hertz < 0.9 * _top_clock(minutes))
     slowed &= (activity > rules.busy_above) & here
     seen = _count_last(here, rules.throttled)
@@ -269,6 +286,7 @@ def _underperforming(minutes: Minutes, holds: _Holds) -> list[Condition]:
     low_power = _mean(minutes.power_watts, rules.hollow) < 0.4 * minutes.limit_watts[:, None]
     by_power = low_power & (_mean(minutes.memory_copy, rules.hollow) < 0.05)
     hollow = _mean(minutes.utilization, rules.hollow) >= 0.9
+    # SM activity decides where it is measured; power and memory traffic stand in for it elsewhere.
     hollow &= np.where(np.isfinite(sm_active), sm_active < 0.15, by_power)
 
     # Services and notebooks are often quiet; that does not make their GPU too large.
@@ -282,6 +300,7 @@ def _underperforming(minutes: Minutes, holds: _Holds) -> list[Condition]:
         (State.UNDERUSED, underused, rules.underused),
     ):
         where = where & here & (holds.age > length)
+        # The condition looks at a full window, so what it found began a window earlier, but not before the hold.
         conditions.append((name, where, np.maximum(_run_start(where) - length + 1, holds.begin)))
     return conditions
 
@@ -303,6 +322,7 @@ def _factors(minutes: Minutes, state: Counts) -> Floats:
         (State.THROTTLED, clock),
         (State.DATA_STARVED, np.nan_to_num(_mean(minutes.utilization, IDLE_RULES.starved))),
         (State.HOLLOW, np.nan_to_num(minutes.sm_active)),
+        # Used is the larger of activity and memory: a smaller GPU would have to hold both.
         (State.UNDERUSED, np.maximum(activity, memory)),
     ):
         factor[state == name] = 1 - used[state == name]
@@ -347,6 +367,7 @@ def _mean(values: Floats, length: int) -> Floats:
     """Mean of the known of the last `length` minutes; NaN where under three quarters of them are known."""
     known = np.isfinite(values)
     count = _count_last(known, length)
+    # Differences of a cumulative sum: the cost does not depend on the length of the window.
     total = np.cumsum(np.where(known, values, 0.0), axis=1)
     window = total.copy()
     window[:, length:] -= total[:, :-length]

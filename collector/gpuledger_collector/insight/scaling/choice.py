@@ -133,9 +133,11 @@ def select(
         base = anchor
     if ahead is None:
         return base, base
+    # Day by day, so that the spread of the differences says whether the gain is luck.
     gains = totals.risk[:, base] - totals.risk[:, ahead]
     doubt = float(gains.std(ddof=1)) * np.sqrt(len(gains)) if len(gains) > 1 else np.inf
     gain = float(gains.sum())
+    # Both: a small gain is not worth a forecast, and a large one that comes from one day is not a gain.
     worth = gain > (1 - rules.margin) * risk[base] and gain > rules.confidence * doubt
     return (ahead if worth else base), base
 
@@ -170,12 +172,14 @@ def schedule(totals: DailyTotals, settings: Sequence[PolicySetting], plan: Selec
     spent = wanted = theirs = 0.0
     for day in range(plan.first_day, days):
         window = totals.between(max(plan.settle_days, day - rules.window_days), day)
+        # Spread over some days, since a debt that is repaid at once would leave the pool without headroom for a day.
         repayable = max(rules.repay_days * float(window.demand.mean()), EPSILON)
         # What is left of the cap, and of the tuned reactive's cost, is evened out a little each day.
         left, left_of_reference = (
             float(np.clip(balance / repayable, -rules.max_repaid, rules.max_repaid))
             for balance in (plan.cap * wanted - spent, rules.cost_ratio * theirs - spent)
         )
+        # The window ends before this day, so the choice uses nothing that was not known at its start.
         allowed = min(plan.cap + left, rules.cost_ratio * window.cost_of(anchor) + left_of_reference)
         chosen[day], _ = select(window, settings, anchor, allowed, rules)
         spent += float(totals.capacity[day, chosen[day]])

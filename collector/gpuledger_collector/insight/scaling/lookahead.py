@@ -38,6 +38,7 @@ def climate(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: 
     ahead = rises(demand, reach)
     out = np.zeros((len(demand), len(quantiles)))
     wide = max(1, per_day // 24)
+    # Quarters of an hour: the same window an instant later gives nearly the same quantiles, and costs as much.
     every = max(1, per_day // 96)
     for step in range(start, len(demand)):
         if step % every and step > start:
@@ -47,6 +48,7 @@ def climate(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: 
         parts = [
             ahead[max(0, center - wide) : center + wide + 1]
             for center in centers
+            # Only rises that are over by now: the last of the window ends `reach` steps after it.
             if center >= 0 and center + wide + reach < step
         ]
         if parts:
@@ -62,6 +64,7 @@ def features(demand: Floats, reach: int, per_day: int) -> Floats:
     smooth, smooth_rise = _smooth(demand, wide), _smooth(np.nan_to_num(ahead), wide)
     hour = 2 * np.pi * (np.arange(count) % per_day) / per_day
     columns = [np.ones(count), np.sin(hour), np.cos(hour), np.sin(2 * hour), np.cos(2 * hour)]
+    # Differences only, never levels: a pool that grows keeps the model it has learnt.
     columns.extend(demand - _shift(demand, lag) for lag in (1, 2, 3, 6, 12, 24))
     running = np.concatenate([[0.0], np.cumsum(demand)])
     index = np.arange(count)
@@ -107,12 +110,14 @@ def drift(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: in
 
 def _fit_day(rows: Floats, ahead: Floats, now: Floats, quantiles: Floats) -> Floats:
     """Rises at each row of `now` (m, Q), fitted on the pairs (rows, ahead) of the past."""
+    # To one scale, so that a single ridge penalty fits every column; a constant column keeps its own.
     width = rows.std(axis=0)
     width[width < 1e-9] = 1.0
     rows, now = rows / width, now / width
     expected = _ridge(rows, ahead)
     errors = ahead - rows @ expected
     spread = _ridge(np.abs(rows), np.abs(errors))
+    # The model of the scale is linear and may go below zero; a fifth of the mean error is its floor.
     least = 0.2 * float(np.abs(errors).mean()) + 1e-9
     scale = np.maximum(np.abs(rows) @ spread, least)
     standard = np.quantile(errors / scale, quantiles)

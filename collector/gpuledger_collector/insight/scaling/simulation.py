@@ -52,14 +52,17 @@ class _Capacity:
 
     def apply(self, target: Floats, keep: Floats, busy: float) -> None:
         """End a step: order up to `target`, release down to `keep`, and leave `busy` GPUs alone."""
+        # What is ordered counts already, or each step of the delay would order the same GPUs again.
         coming = self.serving + self.orders.sum(axis=0)
         self.orders[-1] += np.maximum(target - coming, 0.0)
         drop = np.maximum(coming - np.maximum(keep, target), 0.0)
         if drop.any():
+            # The youngest orders first: they would have served last, so canceling them loses least.
             for row in reversed(self.orders):
                 cancelled = np.minimum(drop, row)
                 row -= cancelled
                 drop -= cancelled
+            # Never below what is busy: a job that runs is not killed to save capacity.
             self.serving = np.maximum(self.serving - drop, np.minimum(busy, self.serving))
 
 
@@ -67,6 +70,7 @@ def rolling_max(values: Floats, window: int) -> Floats:
     """Return the largest of the last `window` values up to each row (axis 0), itself included; window >= 1."""
     out = values.copy()
     reach = 1
+    # Doubling: the maximum over a window takes log2(window) passes.
     while reach < window:
         shift = min(reach, window - reach)
         if shift >= len(out):
@@ -163,11 +167,14 @@ def simulate_within(
         capacity[step] = fleet.advance()[0]
         wanted, kept = request.at(step)
         if step >= budget.start:
+            # An unknown step neither earns nor spends: its demand is made up.
             if known[step]:
                 theirs = reference.capacity[step]
                 balance += budget.cap * demand[step] - capacity[step]
                 reference_balance += reference.cost_ratio * theirs - capacity[step]
                 excess_wait += max(demand[step] - capacity[step], 0.0) - max(demand[step] - theirs, 0.0)
+            # First within the reference, then within the cap: the last bound applied is the one that may never be
+            # broken.
             share = budget.share(reference_balance + budget.loan_at(step))
             wanted, kept = _within_reference((wanted, kept), reference.request.at(step), share, excess_wait)
             share = budget.share(balance + budget.loan_at(step))
@@ -210,6 +217,8 @@ def simulate_autoscaler(
     for step in range(start, len(demand)):
         capacity[step] = fleet.advance()[0]
         size = np.maximum(fleet.serving, unit)
+        # Utilization cannot exceed 1, so demand above capacity is invisible to it: it grows step by step, as the real
+        # one does.
         ratio = np.minimum(demand[step], size) / size / utilization
         recent.append(np.where(np.abs(ratio - 1) <= TOLERANCE, size, whole_nodes(size * ratio, unit)))
         fleet.apply(recent[-1], np.max(recent, axis=0), held[step])
@@ -218,6 +227,7 @@ def simulate_autoscaler(
 
 def whole_nodes(gpus: Floats, node_gpus: float) -> Floats:
     """Round GPUs up to whole nodes; unchanged for `node_gpus` 0."""
+    # A millionth of a node off, so that 8.000000001 GPUs of rounding noise do not order another node.
     return np.ceil(gpus / node_gpus - 1e-6) * node_gpus if node_gpus else gpus
 
 
