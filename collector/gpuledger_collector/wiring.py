@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import psycopg
     from fastapi import FastAPI
 
+    from gpuledger_collector.api.auth.keys import Keys
     from gpuledger_collector.api.intake import Intake
     from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
@@ -124,25 +125,61 @@ class Collector:
 def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> Collector:
     """Create the application and its writers over a database. Nothing is started."""
 
-    from gpuledger_collector.accounting.placement import Placement
-    from gpuledger_collector.api import acks, app, remote_write
-    from gpuledger_collector.api.auth.keys import FileTokens, Keys
-    from gpuledger_collector.api.auth.proxy import Proxy
+    from gpuledger_collector.api import acks, app
     from gpuledger_collector.api.context import ReadContext
-    from gpuledger_collector.api.intake import Intake
-    from gpuledger_collector.api.limits import Quota
     from gpuledger_collector.api.metrics import Metrics
-    from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
-    from gpuledger_collector.ingest.batches.store import Store
-    from gpuledger_collector.ingest.remote_write.store import RemoteStore
     from gpuledger_collector.readiness import Readiness
-    from gpuledger_collector.storage.access import tokens
-    from gpuledger_collector.storage.ledger import placements
     from gpuledger_collector.storage.telemetry import partitions
 
     metrics = Metrics()
     if settings.scaling_gauge_delay_seconds:
         metrics.registry.register(scaling_gauge(settings, opened, clock))
+    keys = access_keys(settings, opened, clock)
+    intake, remote = intakes(settings, opened, clock, keys, metrics)
+    context = ReadContext(opened, clock, keys)
+    leaving = threading.Event()
+    readiness = Readiness(
+        settings.data_dir if opened.server is not None else None,
+        settings.min_free_bytes,
+        (intake.commit.fault, remote.commit.fault),
+        lambda: readiness_problems(opened),
+        lambda: count_partitions(opened),
+        partitions.MAX_PARTITIONS,
+    )
+    application = app.create(intake, remote, metrics, readiness.problem, context, leaving.is_set, readiness.note)
+    if (links := ack_links(settings)) is not None:
+        application.include_router(acks.router(links, opened, clock))
+    return Collector(application, intake, remote, intake.commit, metrics, leaving, readiness)
+
+
+def access_keys(settings: Settings, opened: Database, clock: Callable[[], dt.datetime]) -> Keys:
+    """Create the check of who may send and read."""
+    from gpuledger_collector.api.auth.keys import FileTokens, Keys
+    from gpuledger_collector.api.auth.proxy import Proxy
+    from gpuledger_collector.storage.access import tokens
+
+    return Keys(
+        tokens.TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
+        lambda: round(clock().timestamp() * 1000),
+        FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
+        # Without tokens only this machine may talk to the collector; a proxy that names readers needs them as well.
+        settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
+        Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
+    )
+
+
+def intakes(
+    settings: Settings, opened: Database, clock: Callable[[], dt.datetime], keys: Keys, metrics: Metrics
+) -> tuple[Intake, RemoteIntake]:
+    """Create the writers of agents' batches and of remote write; both write through the same store."""
+    from gpuledger_collector.accounting.placement import Placement
+    from gpuledger_collector.api import remote_write
+    from gpuledger_collector.api.intake import Intake
+    from gpuledger_collector.api.limits import Quota
+    from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
+    from gpuledger_collector.ingest.batches.store import Store
+    from gpuledger_collector.ingest.remote_write.store import RemoteStore
+    from gpuledger_collector.storage.ledger import placements
 
     writing = opened.as_application("gpuledger-ingest", INGEST_SESSION)
 
@@ -164,13 +201,6 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     )
     commit = GroupCommit(store, writing.connect, clock, limits, on_flush)
     metrics.watch_queue(lambda: commit.waiting)
-    keys = Keys(
-        tokens.TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
-        lambda: round(clock().timestamp() * 1000),
-        FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
-        settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
-        Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
-    )
     intake = Intake(
         commit,
         metrics,
@@ -184,20 +214,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, writing.connect, clock, limits, on_flush), quota)
-    context = ReadContext(opened, clock, keys)
-    leaving = threading.Event()
-    readiness = Readiness(
-        settings.data_dir if opened.server is not None else None,
-        settings.min_free_bytes,
-        (commit.fault, remote.commit.fault),
-        lambda: readiness_problems(opened),
-        lambda: count_partitions(opened),
-        partitions.MAX_PARTITIONS,
-    )
-    application = app.create(intake, remote, metrics, readiness.problem, context, leaving.is_set, readiness.note)
-    if (links := ack_links(settings)) is not None:
-        application.include_router(acks.router(links, opened, clock))
-    return Collector(application, intake, remote, commit, metrics, leaving, readiness)
+    return intake, remote
 
 
 def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:

@@ -38,9 +38,9 @@ from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing import statements as stored
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
+from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 
-"""As the alert GpuLedgerNodeSilent."""
 TREND_DAYS = 30
 ANOMALY_DAYS = 7
 SHOWN = 6
@@ -232,34 +232,13 @@ def render_overview(
     """The overview. Everything about the entire fleet is left out for a reader who sees one owner's part."""
     now_ms = context.now_ms
     sees_fleet = principal.owner is None
+    # One snapshot, so that the parts of a page agree with each other; rendering happens after it is released.
     with context.database.transaction(read_only=True) as connection:
-        calendar = zones.calendar(connection)
-        name = calendar.month_of(now_ms)
-        month = calendar.month(name)
-        fleet = overview.fleet(connection, now_ms - SILENT_MS)
-        checks = reports.conservation_checks(connection, month)
-        today_ms = calendar.day_of(now_ms).start_ms
-        trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
-        report = direct_costs_by_team(connection, month, principal.owner)
-        with as_viewer(connection, principal.owner):
-            daily = overview.daily_by_team(connection, trend, principal.owner or {})
-            idle = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), principal)
-            anomalies = visible(
-                findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), principal
-            )
-            standing = [status for status in statuses(connection, now_ms) if principal.sees(status.budget.owner)]
-        nodes = overview.nodes(connection) if sees_fleet else []
-        closed = periods.closed(connection)
-        months = stored.months(connection)
-        priced = overview.has_prices(connection)
-        corrected = overview.corrected(connection, month) if sees_fleet else []
-    ongoing = sorted(
-        (finding for finding in idle if finding["resolved_ms"] is None),
-        key=lambda finding: -(finding["per_day_micro"] or 0),
-    )
-    empty = not fleet.nodes and not report.rows and not months
+        ledger = _ledger_facts(connection, now_ms, principal)
+        current = _current_facts(connection, now_ms, principal)
+    empty = not ledger["fleet"].nodes and not ledger["has_rows"] and not ledger["months"]
+    # Forecasting takes seconds: the page shows the last one, and none while there is none yet.
     pools = outlook.get(now_ms) if sees_fleet and not empty else None
-    rated_ms = max((check.until_ms for check in checks), default=None)
     return html.render(
         "overview.html",
         policy=html.policy(),
@@ -267,32 +246,70 @@ def render_overview(
         whole=sees_fleet,
         reader=principal,
         address=address,
-        month=name,
         now=format_instant(now_ms - now_ms % 1000),
-        known=None if rated_ms is None else format_instant(rated_ms - rated_ms % 1000),
-        fleet=fleet,
-        gpus=f"{fleet.gpu_micro / MICRO:.1f}".removesuffix(".0"),
-        spend=[
+        pools=None if pools is None else [_pool_facts(pool) for pool in pools],
+        levels=LEVELS,
+        **ledger,
+        **current,
+    )
+
+
+def _ledger_facts(connection: Connection, now_ms: int, principal: Principal) -> dict[str, Any]:
+    """What the overview says about this month's ledger, for the template."""
+    calendar = zones.calendar(connection)
+    name = calendar.month_of(now_ms)
+    month = calendar.month(name)
+    today_ms = calendar.day_of(now_ms).start_ms
+    trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
+    fleet = overview.fleet(connection, now_ms - SILENT_MS)
+    checks = reports.conservation_checks(connection, month)
+    report = direct_costs_by_team(connection, month, principal.owner)
+    with as_viewer(connection, principal.owner):
+        daily = overview.daily_by_team(connection, trend, principal.owner or {})
+    rated_ms = max((check.until_ms for check in checks), default=None)
+    closed = periods.closed(connection)
+    return {
+        "month": name,
+        "known": None if rated_ms is None else format_instant(rated_ms - rated_ms % 1000),
+        "fleet": fleet,
+        "gpus": f"{fleet.gpu_micro / MICRO:.1f}".removesuffix(".0"),
+        "has_rows": bool(report.rows),
+        "spend": [
             _spend(report.rows, total, daily, calendar.days(trend))
             for total in report.totals
             if total.currency is not None
         ],
-        unpriced=[row for row in report.rows if row.currency is None],
-        priced=priced,
-        corrected=corrected,
-        idle=[forms.finding_facts(finding) for finding in ongoing[:SHOWN]],
-        idle_count=len(ongoing),
-        idle_per_day=_cost_per_day(ongoing),
-        anomalies=[forms.finding_facts(finding) for finding in anomalies[:SHOWN]],
-        anomaly_days=ANOMALY_DAYS,
-        budgets=[forms.budget_facts(status) for status in standing],
-        pools=None if pools is None else [_pool_facts(pool) for pool in pools],
-        nodes=[_node_facts(node, now_ms) for node in nodes],
-        trust=forms.trust(checks),
-        closed=closed[-1] if closed else None,
-        months=months[:13],
-        levels=LEVELS,
+        "unpriced": [row for row in report.rows if row.currency is None],
+        "priced": overview.has_prices(connection),
+        "corrected": overview.corrected(connection, month) if principal.owner is None else [],
+        "trust": forms.trust(checks),
+        "closed": closed[-1] if closed else None,
+        "months": stored.months(connection)[:13],
+    }
+
+
+def _current_facts(connection: Connection, now_ms: int, principal: Principal) -> dict[str, Any]:
+    """What the overview says about now: findings, budgets and nodes, for the template."""
+    with as_viewer(connection, principal.owner):
+        idle = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), principal)
+        anomalies = visible(
+            findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), principal
+        )
+        budgets = [status for status in statuses(connection, now_ms) if principal.sees(status.budget.owner)]
+    nodes = overview.nodes(connection) if principal.owner is None else []
+    ongoing = sorted(
+        (finding for finding in idle if finding["resolved_ms"] is None),
+        key=lambda finding: -(finding["per_day_micro"] or 0),
     )
+    return {
+        "idle": [forms.finding_facts(finding) for finding in ongoing[:SHOWN]],
+        "idle_count": len(ongoing),
+        "idle_per_day": _cost_per_day(ongoing),
+        "anomalies": [forms.finding_facts(finding) for finding in anomalies[:SHOWN]],
+        "anomaly_days": ANOMALY_DAYS,
+        "budgets": [forms.budget_facts(status) for status in budgets],
+        "nodes": [_node_facts(node, now_ms) for node in nodes],
+    }
 
 
 def _cost_per_day(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
