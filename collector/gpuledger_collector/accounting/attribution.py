@@ -78,11 +78,13 @@ class Attribution:
 
     def owner_of(self, facts: WorkloadFacts, at_ms: int) -> OwnerPath:
         """The owner that tags and rules name; empty levels where nothing does."""
+        # Tags, then the user that the system reported, then rules: each overrides what came before it.
         levels = {level: facts.tags[level].strip() for level in LEVELS if facts.tags.get(level, "").strip()}
         if facts.user:
             levels["user"] = facts.user
         for rule in self.matching(facts, at_ms):
             levels |= _assigned(rule, facts)
+        # Escaped after the rules, since a rule may put a user's text into a level.
         return path_of({level: escaped(name) for level, name in levels.items()})
 
     def matching(self, facts: WorkloadFacts, at_ms: int) -> list[Rule]:
@@ -93,6 +95,7 @@ class Attribution:
 def _matches(rule: Rule, facts: WorkloadFacts) -> bool:
     for name, pattern in rule.match.items():
         value = facts.value(name)
+        # A pattern of `*` does not match a missing value: the rule asks for the tag to be there.
         if value is None or not fnmatchcase(value, pattern):
             return False
     return True

@@ -139,6 +139,7 @@ def _next(budget: Budget, reading: Reading, rule: str, percent: int, old: Alert 
     crossed = _crossed(budget, reading, rule, percent)
     if crossed is None:
         return old
+    # What has fired keeps its instant for the rest of the period: it may resolve and fire again, but notifies once.
     if old is None or old.fired_ms is None:
         return _towards_firing(reading, rule, percent, old, crossed=crossed)
     if crossed and old.state == RESOLVED:
@@ -157,6 +158,7 @@ def _towards_firing(reading: Reading, rule: str, percent: int, old: Alert | None
         )
     if old is None:
         return Alert(rule=rule, percent=percent, state=PENDING, seen=1, evaluated_ms=reading.at_ms)
+    # Evaluations in quick succession see the same forecast; they must not count as several.
     if reading.at_ms < old.evaluated_ms + EVALUATION_GAP_MS:
         return old
     seen = old.seen + 1
@@ -177,9 +179,11 @@ def _crossed(budget: Budget, reading: Reading, rule: str, percent: int) -> bool 
     if rule == ACTUAL:
         return reached
     if rule == PACE:
+        # Both windows: the last hour alone is noise, and the last six alone still fire when the burn has stopped.
         return None if reading.pace_percents is None else min(reading.pace_percents) >= percent
     if reading.likely_micro is None:
         return None
+    # What is spent already is the other rule's matter: a forecast warns of what is to come.
     return not reached and reading.likely_micro * 100 >= budget.amount_micro * percent
 
 
@@ -191,6 +195,7 @@ def _over(budget: Budget, reading: Reading, rule: str, percent: int) -> bool:
         return reading.pace_percents is not None and reading.pace_percents[0] < percent
     if reading.middle_micro is None:
         return False
+    # The middle and not the likely end, and a margin below: a forecast that wavers must not resolve and fire in turn.
     return reading.middle_micro * 100 < budget.amount_micro * (percent - HYSTERESIS_PERCENT)
 
 
@@ -263,6 +268,7 @@ def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list
     they add up to its change, and the changes add up to the whole (price-volume-mix variance).
     """
     old, new = _summed(before), _summed(after)
+    # Without any spend before there is no earlier price; the later one makes all of the change volume.
     average = _average(list(old.values())) or _average(list(new.values())) or Fraction(0)
     of_model = _model_prices(old)
     changes = []
@@ -272,6 +278,7 @@ def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list
         own = Fraction(cost_1, quantity_1) if quantity_1 else average
         price_0 = Fraction(cost_0, quantity_0) if quantity_0 else of_model.get(key[1], own)
         more = quantity_1 - quantity_0
+        # The first part is the rest, so the three add up to the change exactly before they are rounded.
         parts = [cost_1 - cost_0 - more * price_0, more * average, more * (price_0 - average)]
         changes.append(Driver(*key, cost_0, cost_1, *_rounded(parts)))
     return sorted(changes, key=lambda driver: (-abs(driver.change_micro), driver.label, driver.model))

@@ -56,11 +56,13 @@ def without_seen(
 def _left(
     usages: Sequence[ImportedUsage], seen: Sequence[SeenAccelerator], day: Period, until_ms: int
 ) -> list[ImportedUsage]:
+    # By key, not by id: ties of the split must not depend on the order of import.
     ordered = sorted(usages, key=lambda usage: (usage.key, usage.start_ms))
     spans = [day.clip(Period(usage.start_ms, max(usage.start_ms, _end(usage, until_ms)))) for usage in ordered]
     timeline = _Timeline(seen)
     edges = timeline.edges(day) | {at for span in spans if span for at in (span.start_ms, span.end_ms)}
     parts: list[list[ImportedUsage]] = [[] for _ in ordered]
+    # Between two edges nothing begins or ends, so one split holds for all of it.
     for start_ms, end_ms in pairwise(sorted(edges)):
         there = [at for at, span in enumerate(spans) if span and span.start_ms <= start_ms < span.end_ms]
         counts = [ordered[at].gpu_micro for at in there]
@@ -68,6 +70,7 @@ def _left(
             if not micro:
                 continue
             last = parts[at][-1] if parts[at] else None
+            # Joined where the count stays the same: a part is rated and rounded as one.
             if last is not None and last.end_ms == start_ms and last.gpu_micro == micro:
                 parts[at][-1] = replace(last, end_ms=end_ms)
             else:
@@ -88,6 +91,7 @@ def _counts(
     # Usage that names a node gives way to that node's own accelerators before the rest of the pool is split.
     left = list(counts)
     rest = dict(seen)
+    # What is left of a node's accelerators, beyond the usage that names it, counts for the rest of the pool.
     for node in sorted({usages[at].node for at in there} - {""}):
         places = [place for place, at in enumerate(there) if usages[at].node == node]
         taken = _take(left, places, rest.get(node, 0))
@@ -115,6 +119,7 @@ class _Timeline:
             spans[sighting.node, sighting.accelerator_id, sighting.gpu_micro].append(sighting.period)
         changes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for (node, _, micro), periods in spans.items():
+            # Sightings of one accelerator may overlap; counted twice, it would displace two GPUs.
             for period in _joined(periods):
                 changes[period.start_ms][node] += micro
                 changes[period.end_ms][node] -= micro

@@ -75,6 +75,7 @@ class Owned:
         kilowatts = Fraction(self.watts) * Fraction(1, 1000) * Fraction(self.pue)
         return {
             "depreciation": Fraction(0) if written_off else Fraction(self.capex - self.salvage) * each_hour,
+            # All months over all hours: a month's cost divided by that month's hours would make February dearer.
             "opex": Fraction(self.opex_per_month) * self.months * each_hour,
             "energy": Fraction(0) if self.energy == MEASURED else kilowatts * Fraction(self.price_per_kwh) * each,
         }
@@ -82,6 +83,7 @@ class Owned:
     def prices(self) -> list[Price]:
         """Its entries of the price book: while it is depreciated, and from then on. Each says how it was derived."""
         ends_ms = self.written_off_ms
+        # Two versions of one price: the rate falls by its depreciation on the day on which it is written off.
         spans = ((self.starts_ms, ends_ms, False), (ends_ms, None, True))
         return [self._price(starts, ends, written_off=done) for starts, ends, done in spans]
 
@@ -93,6 +95,7 @@ class Owned:
             pool=self.pool,
             gpu_model=self.gpu_model,
             purchase="owned",
+            # The rate is the sum of the rounded parts, so that people can add up what they are shown.
             rate=sum(parts.values(), Decimal(0)),
             currency=self.currency,
             effective_from_ms=starts_ms,
@@ -126,6 +129,7 @@ class Owned:
 
 def rounded(parts: Mapping[str, Fraction]) -> dict[str, Decimal]:
     """Parts to the places of a rate, by largest remainder: they add up to the rounded sum."""
+    # On a common denominator the parts are integers, and the rounding is exact.
     unit = lcm(*(part.denominator for part in parts.values()))
     scaled = [int(part * unit * 10**RATE_DIGITS) for part in parts.values()]
     return {

@@ -12,6 +12,7 @@ HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 _UNIX_SECONDS = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d{1,2})?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Bounds for what people write: milliseconds given by mistake for seconds lie outside of them.
 _YEAR_1900_MS = -2_208_988_800_000
 _YEAR_2200_MS = 7_258_118_400_000
 
@@ -177,6 +178,7 @@ class Calendar:
         for zone in reversed(self.zones[1:]):
             if day == zone.first_on:
                 return zone.from_ms
+            # From the latest zone back: the first that had begun by then has the day.
             if day > zone.first_on:
                 return _midnight(day, zone.tz)
         return _midnight(day, self.zones[0].tz)
@@ -188,6 +190,8 @@ class Calendar:
     def date_of(self, at_ms: int) -> date:
         """The day that holds an instant."""
         zone = self.zone_at(at_ms)
+        # Right after a change of zone the new zone's clock may still show the day before; that time belongs to its
+        # first day.
         return max((_EPOCH + timedelta(milliseconds=at_ms)).astimezone(zone.tz).date(), zone.first_on)
 
     def day_of(self, at_ms: int) -> Period:

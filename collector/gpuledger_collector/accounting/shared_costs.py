@@ -66,6 +66,7 @@ class LineShare:
 
 def month_part(amount_micro: int, month_ms: int, start_ms: int, end_ms: int) -> int:
     """An amount of a month for a part of it, given in milliseconds since the month began: parts that adjoin add up."""
+    # A difference of two floors, not a floor of the difference: the parts of a month then add up to its amount.
     return amount_micro * end_ms // month_ms - amount_micro * start_ms // month_ms
 
 
@@ -77,14 +78,17 @@ def share(cost: SharedCost, lines: Sequence[ChargedLine], amount_micro: int = 0)
     if cost.source == AMOUNT:
         assert cost.currency is not None
         bearers = _bearers(cost, lines, cost.currency)
+        # Nobody to share it with: the amount stays visible in a row of its own, so the total still holds.
         split_shares = _split(cost, bearers, cost.currency, amount_micro)
         return split_shares or ([LineShare(cost.name, cost.currency, None, amount_micro)] if amount_micro else [])
     shares: list[LineShare] = []
     for currency in sorted({line.currency for line in lines if line.currency is not None}):
+        # Currency by currency: a cost is never moved to a line in another one.
         moved = [line for line in lines if _is_moved(cost, line, currency)]
         total = sum(line.cost_micro or 0 for line in moved)
         bearers = _bearers(cost, lines, currency)
         split_shares = _split(cost, bearers, currency, total)
+        # Taken away only when somebody gets it: the sum over all lines is zero.
         if split_shares:
             shares += [
                 LineShare(cost.name, currency, line, -(line.cost_micro or 0)) for line in moved if line.cost_micro
@@ -101,6 +105,7 @@ def _bearers(cost: SharedCost, lines: Iterable[ChargedLine], currency: str) -> d
     """The held lines of each owner of the level that is in the scope, in the order of names."""
     bearers: dict[str, list[ChargedLine]] = defaultdict(list)
     for line in lines:
+        # Corrections may make the time of a line negative; a negative weight has no share.
         if line.state != HELD or line.currency != currency or line.gpu_ns <= 0:
             continue
         if all(line.keys[LEVELS.index(level)] == owner for level, owner in cost.scope.items()):
@@ -123,6 +128,7 @@ def _split(
     shares = []
     for owner, part in zip(bearers, split(total, weights), strict=True):
         lines = bearers[owner]
+        # Within an owner by cost; where nothing cost anything (a rate of zero), by time.
         by_cost = [max(line.cost_micro or 0, 0) for line in lines]
         inner = by_cost if any(by_cost) else [line.gpu_ns for line in lines]
         shares += [

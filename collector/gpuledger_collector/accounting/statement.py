@@ -194,6 +194,7 @@ def _day(day_ms: int, own: Iterable[OwnerDay], rated: frozenset[int]) -> Stateme
     parts = [part for part in own if part.at_ms == day_ms]
     if not parts and day_ms not in rated:
         return StatementDay(day_ms, None)
+    # A rated day without parts cost nothing, which is known; a day that is not rated is unknown.
     return StatementDay(day_ms, Measures(cost_micro=0).plus(total(parts)))
 
 
@@ -210,10 +211,12 @@ def _table(
     sums = [(key, total(group), _idle_cost(group)) for key, group in groups.items()]
     sums.sort(key=lambda item: (-(item[1].cost_micro or 0), item[0]))
     unit = MICRO // 10 ** minor_digits(row.currency or "")
+    # Split from the booked cents of the row, not rounded anew: each table of a statement adds up to the invoice.
     costs = split_minor([measures.cost_micro or 0 for _, measures, _ in sums], unit, row.cost_minor or 0)
     known_idle = iter(split_minor([idle for *_, idle in sums if idle is not None], unit, row.cost_idle_minor or 0))
     idle_costs = [None if idle is None else next(known_idle) for *_, idle in sums]
     shown = [(key, measures) for key, measures, _ in sums]
+    # One line more than the limit is shown as it is: `1 others` would take the same space.
     if limit is not None and len(shown) > limit + 1:
         others = (f"{len(shown) - limit:,} others",), total(measures for _, measures in shown[limit:])
         known = [idle for idle in idle_costs[limit:] if idle is not None]
@@ -281,6 +284,7 @@ def compared_windows(
         return None
     before, after = month_before(month, calendar), Period(month.start_ms, end_ms)
     earlier, later = calendar.days(before), calendar.days(after)
+    # An unfinished month is compared with as many days: a full month before would always look dearer.
     if end_ms < month.end_ms:
         count = min(len(earlier), len(later))
         before = Period(before.start_ms, earlier[count - 1].end_ms)

@@ -249,8 +249,11 @@ def _by_hour(counted: Sequence[CountedHour]) -> dict[int, _Counted]:
         best: tuple[int, int, _Counted] | None = None
         for via, rows in ways.items():
             expected = sum(way == via and first <= hour_ms <= last for (way, _), (first, last) in lives.items())
+            # An endpoint that counted before and after this hour was there: its silence is uncovered time, not zero
+            # units.
             covered = [*(row.covered_ms for row in rows), *[0] * (expected - len(rows))]
             candidate = _Counted(sum(row.units for row in rows), tuple(covered), max(row.restarts for row in rows))
+            # The way of counting that covers most of the hour; of equals the one that comes first in WAYS.
             rank = sum(covered) * HOUR_MS // len(covered)
             if best is None or (rank, -WAYS.index(via)) > best[:2]:
                 best = rank, -WAYS.index(via), candidate
@@ -268,6 +271,8 @@ def _add(unit: UnitCost, hour: HourCost, cost_micro: int, counted: _Counted | No
     covered = sum(min(ms, hour.held_ms) for ms in counted.covered)
     unit.units += counted.units
     unit.restarts += counted.restarts
+    # Only the cost of the time that counters cover: units of half an hour against the cost of a full one would look
+    # dear.
     unit.cost_micro += round_half_even_div(cost_micro * covered, whole)
     unit.used_micro += round_half_even_div(hour.used.get(unit.currency, 0) * covered, whole)
     unit.covered_ms += covered // len(counted.covered)

@@ -51,6 +51,7 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any], prefix: str 
         return iter(())
     header, records = split_rows(path, text, parsed.problems)
     parsed.problems.extend(missing_columns(path, header, model.needed_columns()))
+    # A bad header makes every row bad: stop here, and name the columns alone.
     if parsed.problems:
         return iter(())
     keys = model.cell_names()

@@ -57,6 +57,7 @@ def expire(
     if keep.minutes:
         since_ms = bound(keep.node_utilization) if keep.node_utilization else 0
         with database.connect() as connection:
+            # Node utilization of these days is still to be computed: nothing from the earliest of them on is deleted.
             needed = node_utilization.days_to_recompute(connection, since_ms, now_ms)
         minutes = retention.expire_minutes(database, min(bound(keep.minutes), *needed, today_ms), stopping)
     if keep.states:

@@ -359,6 +359,7 @@ def _cause(
     moved: dict[str, int] = defaultdict(int)
     for driver in changes:
         moved[driver.label[0]] += driver.change_micro
+    # Two days before the episode as well, so that a slow rise shows against what came before.
     hours = detection.series.values[max(0, episode.first - 48) : episode.last + 1]
     days = [hours[begin : begin + 24] for begin in range(0, len(hours), 24)]
     return explain(
@@ -422,6 +423,7 @@ def _usual_day_micro(detection: Detection) -> float:
 
 def _comparison_distance(history_ms: int, length_ms: int) -> int:
     """How far back the comparison lies: whole weeks, or whole days when the history is too short."""
+    # Longer than the episode, so that it is not compared with itself; weeks, since days of the week differ.
     weeks_ms = max(WEEK_MS, -(-length_ms // WEEK_MS) * WEEK_MS)
     return weeks_ms if history_ms >= weeks_ms else max(DAY_MS, -(-length_ms // DAY_MS) * DAY_MS)
 

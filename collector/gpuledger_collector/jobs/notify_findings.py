@@ -111,6 +111,7 @@ class _Run:
             for notification in finding_notifications.recent(self._connection, IDLE, self._at_ms - HISTORY_MS)
         ]
         ongoing = {notification.subject: notification for notification in past if notification.closed_ms is None}
+        # Acknowledged means: no further mail about this workload until the acknowledgment expires.
         muted = {notification.subject for notification in past if notification.is_acknowledged(self._at_ms)}
         new: dict[tuple[str, ...], list[IdleWorkload]] = {}
         unanswered: dict[tuple[str, ...], list[tuple[Notification, IdleWorkload]]] = {}
@@ -128,6 +129,7 @@ class _Run:
             else:
                 self.report.unreachable += 1
         rounds = [notification.subject for notification in past]
+        # One mail for all workloads of the same people. Sorted, so that a repeated run writes them in the same order.
         for recipients, group in sorted(new.items(), key=lambda entry: entry[0]):
             self._notify_owner(recipients, group, rounds)
         for leads, waiting in sorted(unanswered.items(), key=lambda entry: entry[0]):
@@ -191,6 +193,7 @@ class _Run:
         count = 0
         for recipient in recipients:
             message = Message(key, kind, recipient, content, self._at_ms, self._at_ms, thread or key)
+            # False where a message with this key exists: a run that is repeated writes nothing twice.
             if outbox.put(self._connection, message):
                 self.report.messages.append(message)
                 count += 1
@@ -257,6 +260,8 @@ class _Run:
         for contact in self._contacts:
             if not (contact.team and contact.leads and contact.summary):
                 continue
+            # The week that holds the last millisecond before this one: correct where clocks change, unlike minus seven
+            # days.
             week = local_week(contact.zone, local_week(contact.zone, self._at_ms).start_ms - 1)
             if week not in rows:
                 rows[week] = finding_notifications.idle_between(self._connection, week.start_ms, week.end_ms)

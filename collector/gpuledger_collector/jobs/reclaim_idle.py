@@ -127,6 +127,8 @@ class _Run:
             actions = [
                 action
                 for action in finding_notifications.open_actions(connection)
+                # Begun actions are finished even when reclaiming has been switched off: nobody knows yet whether they
+                # were done.
                 if action.state == "doing" or enabled
             ]
         self.on_step("shown")
@@ -151,12 +153,14 @@ class _Run:
                 )
 
     def _reclaim(self, action: ReclaimAction, candidate: Candidate | None) -> None:
+        # Held for as long as the backend is asked: two collectors must not end one workload at the same time.
         with finding_notifications.reclaiming(self.database, action) as is_ours:
             if not is_ours:
                 return
             if action.state == "shown":
                 assert candidate is not None
                 with finding_notifications.writing(self.database) as connection:
+                    # Counted in the transaction that begins: two runs cannot both take the last place of the hour.
                     begun = finding_notifications.count_begun(connection, action.team, self.at_ms - HOUR_MS)
                     if begun >= candidate.rule.max_per_hour:
                         self.report.waiting += 1
@@ -172,6 +176,7 @@ class _Run:
         """State and detail of the outcome; None when the next run is to try again."""
         backend = self.backends[action.what]
         try:
+            # Asked first: a workload that has ended is not ended again, and its id may belong to another by now.
             if backend.is_gone(action):
                 outcome = "done", "it was gone already"
             elif action.state == "doing" and (candidate is None or candidate.spared):

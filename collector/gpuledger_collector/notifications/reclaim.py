@@ -22,6 +22,7 @@ from gpuledger_collector.storage.notifications.finding_rules import ReclaimActio
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
 MAX_ANSWER = 1 << 20
+# Digits only: the id becomes an argument of a command.
 _JOB = re.compile(r"\d{1,10}(_\d{1,10})?")
 _GONE = frozenset(
     {
@@ -77,6 +78,7 @@ class SlurmBackend:
             raise NotReclaimed(f"squeue: {_first_line(result.stderr)}")
         rows = [line.strip().split("|") for line in result.stdout.splitlines() if line.strip()]
         others = {row[1] for row in rows if len(row) == 2} - {user}
+        # Slurm's ids wrap around (MaxJobId): the job may be somebody else's by now.
         if user and others:
             raise NotReclaimed(f"job {job} is {', '.join(sorted(others))}'s, not {user}'s: left alone", permanent=True)
         return all(row[0] in _GONE for row in rows)
@@ -129,6 +131,7 @@ class KubernetesBackend:
         if status != 200:
             raise NotReclaimed(f"the API server answered {status} {_reason(answer)}")
         metadata = answer.get("metadata", {})
+        # A pod of this name with another UID is a new one, so the idle one is gone.
         return metadata.get("uid") != action.target["uid"] or bool(metadata.get("deletionTimestamp"))
 
     def reclaim(self, action: ReclaimAction) -> str:
@@ -138,6 +141,7 @@ class KubernetesBackend:
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
+            # The API server checks the UID itself: between asking and evicting another pod may take the name.
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         status, answer = self._ask("POST", f"{_pod(action)}/eviction", body)

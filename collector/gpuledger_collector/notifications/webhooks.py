@@ -60,6 +60,8 @@ class WebhookTransport:
         connection = _connection(parts.scheme, parts.hostname or "", parts.port, self.timeout_s)
         try:
             try:
+                # Resolved here and connected to exactly that address: a name that is resolved again at the connection
+                # may point into the private network by then (DNS rebinding).
                 connection.pinned = resolved(
                     parts.hostname or "", connection.port, private=name in self.private or parts.scheme == "http"
                 )
@@ -69,6 +71,7 @@ class WebhookTransport:
             except OSError as error:
                 raise NotAccepted(f"hook {name}: {error}", unreachable=True) from error
             on_step("connected")
+            # Before the first byte of the request: once a body is on its way, nobody knows whether it was accepted.
             hand_over()
             on_step("handing_over")
             try:
@@ -76,6 +79,7 @@ class WebhookTransport:
                 query = f"?{parts.query}" if parts.query else ""
                 connection.request("POST", parts.path + query, body, self._headers(name, message, body))
                 answer = connection.getresponse()
+                # Bounded: only the status matters, and the other side is not trusted with our memory.
                 answer.read(MAX_ANSWER)
                 status, wait = answer.status, answer.headers.get("Retry-After", "")
             except (OSError, http.client.HTTPException) as error:
@@ -84,6 +88,7 @@ class WebhookTransport:
         finally:
             connection.close()
         if not 200 <= status < 300:
+            # 408, 425 and 429 ask to come back; any other 4xx says that the request itself is wrong.
             permanent = 400 <= status < 500 and status not in {408, 425, 429}
             wait_s = int(wait) if wait.isascii() and wait.isdigit() else 0
             raise NotAccepted(f"hook {name} answered {status}", permanent=permanent, wait_s=wait_s)
@@ -93,6 +98,7 @@ class WebhookTransport:
         subject, text = escape_text(content.subject), escape_lines(content.text)
         if self.channel == "slack":
             link = f"\n<{content.link}|Answer it>" if content.link else ""
+            # Cut before the closing fence, so that the code block always ends.
             return json.dumps({"text": f"*{_slack(subject)}*\n```{_slack(text)[:MAX_SLACK_TEXT]}```{link}"}).encode()
         body: dict[str, object] = {
             "id": message.digest,

@@ -48,6 +48,7 @@ def read_chargeback(
     """
     with row_level_security.as_viewer(connection, owner):
         lines = visible_lines(connection, period, by, owner, separate_corrections=separate_corrections)
+    # Outside of the viewer's rights: shares of one owner depend on what everybody else held.
     allocations = allocate(connection, period, by, now_ms, owner)
     if owner is not None:
         allocations = _visible_allocations(allocations, {shown_keys(line, by) for line in lines})
@@ -62,6 +63,7 @@ def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[
     if owner is not None and set(owner) != {"team"}:
         with row_level_security.as_viewer(connection, owner):
             return report(visible_lines(connection, period, ("team",), owner), ("team",))
+    # Rounded with everybody's rows and then cut down: rounded alone, the team's cents could differ from its invoice.
     everyone = report(reports.charged_lines(connection, period, ("team",)), ("team",))
     if owner is None:
         return everyone

@@ -36,6 +36,7 @@ def placements_of(rows: Iterable[CapacityRow]) -> dict[int, list[RatedPlacement]
 
 def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
     taken: list[RatedPlacement] = []
+    # False sorts first, so imported rows take their time before others, which only get what is left.
     for row in sorted(rows, key=lambda row: (row.source != "import", row.in_ms, row.pool, row.node)):
         place = RatedAccelerator(
             accelerator_id=row.accelerator_id,
@@ -60,6 +61,7 @@ def with_stranded(
     """
     boards: dict[str, dict[int, str]] = defaultdict(dict)
     for row in rows:
+        # An instance of a board; a device has its own UUID in both.
         if row.device and row.uuid != row.device:
             boards[row.device][row.accelerator_id] = row.uuid
     devices = {row.accelerator_id: row.device for row in rows}
@@ -92,6 +94,7 @@ def _left_of_board(placements: Sequence[tuple[str | None, RatedPlacement]]) -> l
             ((uuid, placement) for uuid, placement in there if uuid is not None), key=lambda instance: instance[0]
         )
         micro = GPU_MICRO - sum(placement.accelerator.gpu_micro for _, placement in there)
+        # A board without any instance is an entire device, or empty: nothing of it is stranded.
         if not instances or micro <= ROUNDING_MICRO:
             continue
         stranded = replace(instances[0][1].accelerator, gpu_micro=micro, stranded=True)

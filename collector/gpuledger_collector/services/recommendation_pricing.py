@@ -60,6 +60,7 @@ class PricedProposals:
         self._alone = [[_Scenario.of([estimate]) for estimate in _estimates(proposal)] for proposal in proposals]
         self._together = [_Scenario.of([_estimates(proposal)[rank] for proposal in proposals]) for rank in range(3)]
         scenarios = [*self._together, *(scenario for three in self._alone for scenario in three)]
+        # Days outside, scenarios inside: a day's usage is read once, however many proposals there are.
         for usage in observed.days:
             day_number = usage.day.start_ms // DAY_MS
             for placement, capacity, pieces in places(usage, observed.book):
@@ -67,6 +68,8 @@ class PricedProposals:
                 kind = (accelerator.pool, accelerator.gpu_model)
                 owner_of = usage.owners.at(accelerator.pool, accelerator.node)
                 for scenario in scenarios:
+                    # An accelerator that a scenario does not change costs the same in both ledgers; a reservation asks
+                    # for all of its kind.
                     affected = (accelerator.accelerator_id, day_number) in scenario.accelerator_days
                     if affected or kind in scenario.kinds:
                         compare(

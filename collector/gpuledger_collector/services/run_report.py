@@ -154,6 +154,7 @@ def _peers(connection: Connection, calendar: Calendar, row: runs.RunRow, now_ms:
     period = Period(row.end_ms - PEER_DAYS * DAY_MS, max(row.end_ms, now_ms))
     owner = {"team": row.team} if row.team else {}
     namesakes = [] if row.name is None else runs.listed(connection, period, owner, row.name)
+    # Newest first: only the latest peers are shown, and reading one takes several queries.
     others = sorted(
         (run for run in namesakes if run.workload_id != row.workload_id and run.currency == row.currency),
         key=lambda run: -run.start_ms,

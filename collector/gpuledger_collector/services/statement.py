@@ -128,6 +128,7 @@ def read_statement(
     if "\0" in owner:
         raise ValueError("an owner's name holds no NUL")
     chargeback = chargeback or monthly_chargeback(connection, level, month, now_ms)
+    # The rows of the full chargeback: the statement shows the cents of the invoice.
     rows = [row for row in chargeback.report.rows if row.keys == (owner,) and row.currency is not None]
     below = next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)
     owner_days = statements.parts(connection, level, owner, below, period)

@@ -80,6 +80,7 @@ def _bridged(state: Counts) -> Counts:
     known = state != State.NO_DATA
     before = np.maximum.accumulate(np.where(known, at, -1), axis=1)
     after = np.minimum.accumulate(np.where(known, at, columns)[:, ::-1], axis=1)[:, ::-1]
+    # Only where both sides agree: a gap between two states says nothing about when it changed.
     inside = ~known & (before >= 0) & (after < columns) & (after - before <= BRIDGED)
     left = np.take_along_axis(state, np.maximum(before, 0), axis=1)
     right = np.take_along_axis(state, np.minimum(after, columns - 1), axis=1)
@@ -102,6 +103,7 @@ def _episode(
         since=since,
         flagged=start,
         end=stop,
+        # Missing minutes at the very end may only be late; a known minute in another state ends the episode.
         ongoing=len(rest) <= TRAILING and bool((rest == State.NO_DATA).all()),
         holder=NOBODY if state == State.UNALLOCATED else int(minutes.holder[row, start]),
         confidence=curve.at(stop - since) if certainty is None else certainty,

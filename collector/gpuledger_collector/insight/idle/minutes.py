@@ -95,6 +95,7 @@ def carried(sampled: Flags) -> tuple[Flags, Counts]:
     for row in np.flatnonzero(sampled.any(axis=1)):
         places = np.flatnonzero(sampled[row])
         apart = np.diff(places)
+        # Rows that are sampled every minute, which is nearly all, need no median.
         if len(apart) and apart.max() > 1:
             reach[row] = INTERVALS * _interval_so_far(places, apart, columns)
     known = (last >= 0) & (at - last < reach)
@@ -103,6 +104,7 @@ def carried(sampled: Flags) -> tuple[Flags, Counts]:
 
 def _interval_so_far(places: Counts, apart: Counts, columns: int) -> Counts:
     """Median distance of the last 15 samples, after each minute."""
+    # Padded in front: the first samples have fewer than 15 distances before them.
     padded = np.concatenate([np.full(14, apart[0]), apart])
     medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, 15), axis=1).astype(np.int64)
     steps = np.ones(columns, dtype=np.int64)

@@ -66,6 +66,7 @@ def assess_service(replicas: Replicas) -> ReplicaAssessment:
     known = min(1.0, seen / replicas.held) if replicas.held > 0 else 0.0
     peak = math.ceil(np.percentile(replicas.busy, PERCENTILE)) if len(replicas.busy) else 0
     held = round(replicas.held)
+    # Never more than is held: this finds spare replicas and does not advise more.
     needed = min(held, peak + RESERVE)
     enough = known >= MIN_KNOWN and len(replicas.seen) >= MIN_MINUTES
     return ReplicaAssessment(held, peak, needed, held - needed if enough else None, known)

@@ -42,6 +42,7 @@ def idle_gaps(low: Flags, known: Flags) -> tuple[Floats, Flags]:
         edge = np.diff(np.concatenate([[False], idle, [False]]).astype(np.int8))
         start, stop = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
         lengths.append((stop - start).astype(np.float64))
+        # A gap has ended if the minute after it is known; else it is censored there.
         ended.append(np.concatenate([seen, [False]])[stop])
     return np.concatenate(lengths), np.concatenate(ended)
 
@@ -52,6 +53,7 @@ def estimate_curve(lengths: Floats, ended: Flags) -> IdleSurvivalCurve:
     for point in OPEN_CURVE.minutes:
         reached = float((lengths >= point).sum())
         own = _conditional(lengths, ended, point, point + AHEAD)
+        # As if WEIGHT gaps of the open trace had been seen here as well: their influence fades as own gaps come in.
         probability.append((reached * own + WEIGHT * OPEN_CURVE.at(point)) / (reached + WEIGHT))
     return IdleSurvivalCurve(OPEN_CURVE.minutes, tuple(probability))
 

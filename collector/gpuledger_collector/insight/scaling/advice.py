@@ -252,6 +252,7 @@ def _bounded(wanted: float, now: float, limits: ScalingLimits, history: _TargetH
         if most is not None and gpus > most:
             gpus, bound = most, name
 
+    # The order is the precedence: what comes later wins. Hard limits come last, money after all.
     raise_to(now * (1 + limits.headroom) + limits.warm_gpus, "the warm pool" if limits.warm_gpus else "the headroom")
     raise_to(history.highest_wish(limits.stabilization_ms), "the stabilization window")
     if history.past and history.now_ms - history.changed_ms() < limits.cooldown_ms:
@@ -269,6 +270,7 @@ def _bounded(wanted: float, now: float, limits: ScalingLimits, history: _TargetH
 def _nodes(gpus: float, limits: ScalingLimits) -> int:
     """Whole nodes for these GPUs, rounded up, but not above the ceiling and the money limit."""
     nodes = int(np.ceil(gpus / limits.node_gpus - 1e-6))
+    # Rounding up to a node must not pass a limit, so these are rounded down.
     bounds = [most for most in (limits.ceiling_gpus, limits.money_gpus) if most is not None]
     return min([nodes, *(int(most / limits.node_gpus + 1e-6) for most in bounds)])
 

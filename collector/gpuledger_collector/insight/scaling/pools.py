@@ -61,6 +61,7 @@ class ScalingTerms:
             return self.limits
         if rate is None or rate.currency != self.currency:
             raise Unpriced(f"the money limit cannot be applied: no single rate in {self.currency} in the price book")
+        # A rate of zero: any capacity is paid for.
         if not rate.per_gpu_hour:
             return self.limits
         return replace(self.limits, money_gpus=float(self.money_per_hour / rate.per_gpu_hour))
@@ -155,6 +156,7 @@ def inputs_hash(series: Series, terms: ScalingTerms, rate: GpuHourRate | None, n
         "rate": None if rate is None else [str(rate.per_gpu_hour), rate.currency],
     }
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode())
+    # Little-endian doubles in any case: the hash must be the same on every machine.
     digest.update(np.ascontiguousarray(series.values, dtype="<f8").tobytes())
     return digest.hexdigest()
 
