@@ -70,6 +70,7 @@ class Database:
         try:
             connection = psycopg.connect(**keywords, autocommit=True)
             if self.viewer is not None:
+                # At the beginning of the session, so that no statement of it can run without the restriction.
                 row_level_security.become_viewer(connection, self.viewer)
             return connection
         except psycopg.OperationalError as error:
@@ -85,6 +86,8 @@ class Database:
         """
         with self.connect() as connection:
             if needed_locks or read_only:
+                # The snapshot is taken by the first statement after the locks (LOCK TABLE takes none), so it includes
+                # whatever the previous holder has committed.
                 connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.read_only = read_only or None  # None leaves the server's own default
             with connection.transaction(force_rollback=dry_run):
@@ -100,6 +103,7 @@ class Database:
         The session that is given stays in a transaction that the end of the block rolls back.
         """
         with closing(self.connect()) as connection:
+            # The session holds the lock without running statements, for as long as the block takes.
             connection.execute("SET idle_in_transaction_session_timeout = 0")
             connection.execute("BEGIN")
             locks.take(connection, lock)

@@ -234,7 +234,6 @@ def write_scrapes(
     existing = read_scrapes(connection, [key for key, is_possible in zip(keys, may_exist, strict=True) if is_possible])
     new_bits, changed, inserts, updates = [], [], [], []
     for key, scrape in zip(keys, scrapes, strict=True):
-        # Without another part, or with one that adds nothing, the row is inserted or left as it is.
         before = existing.get(key)
         merged = scrape if before is None else before.merged(scrape)
         new_bits.append(scrape.readings & ~(0 if before is None else before.readings))

@@ -30,12 +30,16 @@ TRANSACTION_SECONDS = 45
 IDLE_SECONDS = 900
 WAIT_SECONDS = 1
 """How long a session of the product waits for a reader before that is ended."""
+# A generic plan is made once, so that no later look plans, which would read catalogs.
 _SESSION = "-c statement_timeout=10000 -c lock_timeout=2000 -c plan_cache_mode=force_generic_plan"
 _ROLES = """
 SELECT r.oid::int8, r.rolname, d.oid::int8 FROM database_reader g JOIN pg_roles r ON r.rolname = g.role
 JOIN pg_database d ON d.datname = current_database()
 WHERE NOT r.rolsuper AND NOT pg_has_role(r.oid, current_user, 'USAGE')
 """
+# Only set-returning functions (pg_stat_get_activity, pg_lock_status): the views over them read catalogs, which a reader
+# may have locked. `awaited` are sessions that block one of ours for longer than `wait`; `judged` names the first
+# reason.
 _BEYOND = """
 WITH reader AS MATERIALIZED (
     SELECT pid, usesysid, state, xact_start, query_start, state_change FROM pg_stat_get_activity(NULL)

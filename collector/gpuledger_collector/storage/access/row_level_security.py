@@ -84,6 +84,8 @@ def statements(schema: str, tables: Container[str]) -> Iterator[sql.Composed]:
     for table, condition in ((name, own) for name, own in OWNED.items() if name in tables):
         target, own, everybody = sql.Identifier(schema, table), sql.Identifier(POLICY), sql.Identifier(EVERYBODY)
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(everybody, target)
+        # With row-level security on, a role without a policy sees nothing: this one restores the usual rights for
+        # everybody, and the restrictive one below narrows them for the viewer alone.
         yield sql.SQL("CREATE POLICY {} ON {} USING (true) WITH CHECK (true)").format(everybody, target)
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(own, target)
         yield sql.SQL("CREATE POLICY {} ON {} AS RESTRICTIVE TO {} USING ({})").format(
@@ -129,12 +131,14 @@ def as_viewer(connection: Connection, owner: Mapping[str, str] | None) -> Iterat
     try:
         yield
     finally:
+        # In a failed transaction no statement runs; its rollback also undoes the change of the role.
         if restricted and connection.info.transaction_status != pq.TransactionStatus.INERROR:
             connection.execute("RESET ROLE")
 
 
 def become_viewer(connection: Connection, owner: Mapping[str, str]) -> bool:
     """Restrict the session to an owner's rows until it ends; return False without row-level security."""
+    # Both settings and the condition in one statement: the role is changed only if the policies are in force.
     row = connection.execute(
         "SELECT set_config('gpuledger.owner', %(owner)s, false), set_config('role', %(role)s, false) "
         f"WHERE {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}",

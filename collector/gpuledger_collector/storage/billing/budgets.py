@@ -287,6 +287,7 @@ def store_alerts(
 ) -> None:
     """Store the alerts; the spending is that of the moment when an alert fired."""
     for alert in alerts:
+        # Stored once, when the alert fires; coalesce below keeps the first amount.
         spent = spent_micro if alert.fired_ms == alert.evaluated_ms else None
         connection.execute(
             "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms, "

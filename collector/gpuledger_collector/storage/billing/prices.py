@@ -64,6 +64,7 @@ class CurrencyChanged(ValueError):
 
 def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:
     """A problem for each price that the book has in another currency: a rate is superseded, a currency is not."""
+    # Until COMMIT: two imports would otherwise both find no price in force and both add one.
     locks.take(connection, Lock.PRICES)
     known = {price.identity: price for price in current(connection)}
     problems = []
@@ -86,6 +87,7 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
     problems = currency_changes(connection, prices)
     if problems:
         raise CurrencyChanged(problems)
+    # Under the lock that `currency_changes` has taken.
     known = {price.identity: price for price in current(connection)}
     changed: list[Price] = []
     new: list[Price] = []
@@ -106,6 +108,7 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
     _supersede(connection, [price.id for price in changed if price.id is not None], now)
     _insert(connection, new, now)
     audit.record(connection, changes, int(now.timestamp() * 1000))
+    # Old and new versions: days that only the old one covered must be rated again as well.
     days = _mark(connection, changed, int(now.timestamp() * 1000))
     return ImportOutcome(added, updated, len(prices) - added - updated, days)
 

@@ -27,9 +27,11 @@ def _sum(name: str) -> str:
     if name not in COMPARED:
         return f"sum({name})"
     amount = "coalesce(list_cost_micro, contracted_cost_micro)" if name == "list_cost_micro" else name
+    # A sum over a part that is unknown is unknown: it would understate what it is compared with.
     return f"CASE WHEN bool_or(currency IS NOT NULL AND {amount} IS NULL) THEN NULL ELSE sum({amount}) END"
 
 
+# A month's lines computed from its days, and (`_KEPT`) as they are stored.
 _ADDED = (
     f"SELECT {_KEYS}, {', '.join(_sum(name) for name in MEASURES)} FROM ledger_day "
     f"WHERE day_ms >= %(start)s AND day_ms < %(end)s GROUP BY {_KEYS}"
@@ -60,6 +62,8 @@ def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int
     next run does it.
     """
     try:
+        # NOWAIT, in a savepoint of its own: a failed lock must not end the transaction that holds the ledger lock.
+        # SHARE waits for no reader and conflicts with every transaction that has written days and not committed.
         with connection.transaction():
             connection.execute("LOCK TABLE ledger_day IN SHARE MODE NOWAIT")
     except psycopg.errors.LockNotAvailable:
@@ -91,6 +95,7 @@ def inconsistent(connection: Connection, period: Period) -> list[Period]:
         "SELECT DISTINCT start_ms, end_ms FROM ledger_month WHERE start_ms < %s AND end_ms > %s ORDER BY 1, 2",
         (period.end_ms, period.start_ms),
     ).fetchall()
+    # EXCEPT ALL in both directions: lines that only one side has, with repetitions.
     differs = f"SELECT FROM (({_KEPT} EXCEPT ALL {_ADDED}) UNION ALL ({_ADDED} EXCEPT ALL {_KEPT})) AS odd LIMIT 1"
     return [
         Period(start_ms, end_ms)

@@ -62,10 +62,14 @@ def settle(
     Returns the latest row of each accelerator of these boards that has one; unchanged rows are not written.
     `on_node_claim` is called for each device that a second node claims.
     """
+    # Locks all accelerators of the boards until COMMIT: two writers never settle the same board at once.
     parts = _parts(connection, sorted(set(accelerators)))
+    # Where evidence has expired, the line is recomputed only from where all evidence still exists; before that it
+    # stays.
     wanted_ms = max(0, since_ms - RETURN_MS - _LONGEST_MS)
     start_ms = max(wanted_ms, _complete_since(connection))
     known = _known(connection, parts.ids)
+    # From before the start: a decision at the start depends on evidence up to a day behind it.
     sightings = _sightings(connection, parts, start_ms - RETURN_MS, known)
     stated = _stated(connection, parts)
     pools = {
@@ -74,9 +78,11 @@ def settle(
         for sighting in of_accelerators_of_device
         if sighting.attributes is not None
     }
+    # Also pools of rows that may be replaced: days with imported usage are read for all of them.
     pools |= {row.claimed_pool for rows in known.values() for row in rows}
     imported = _imported_days(connection, sorted(pools), start_ms)
     newest: dict[int, Placement] = {}
+    # Board by board: a MIG instance and its device cannot be present at the same time, so they are placed together.
     for device in sorted(set(parts.device_of.values())):
         of_accelerators_of_device = [number for number in parts.ids if parts.device_of[number] == device]
         before = {
@@ -86,6 +92,7 @@ def settle(
         board = Board(
             device=device,
             since_ms=start_ms,
+            # The row that is open at the start continues into the recomputed time.
             carried=[rows[-1] for rows in before.values() if rows and rows[-1].reaches(start_ms)],
             sightings=sightings.get(device, ()),
             stated=stated.get(device, ()),
@@ -103,6 +110,7 @@ def settle(
         for row in line.placements:
             placed[row.accelerator_id].append(row)
         for number in of_accelerators_of_device:
+            # Rows before the start are kept as they are, apart from the one that the new rows continue or end.
             rows = spliced(before[number], placed[number], start_ms)
             _write(connection, number, known.get(number, []), rows)
             if rows:
@@ -227,6 +235,7 @@ def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -
 
 def _write(connection: Connection, number: int, old: Sequence[Placement], new: Sequence[Placement]) -> None:
     """Replace the rows of an accelerator; where rating changes, request its hours and days."""
+    # Unchanged rows are not touched: most evidence only confirms them, and a write would request rating for nothing.
     gone, added = [row for row in old if row not in new], [row for row in new if row not in old]
     if not gone and not added:
         return

@@ -44,9 +44,11 @@ def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequenc
     end_ms = min(period.end_ms, now_ms)
     if first is None or first[0] is None or max(period.start_ms, first[0]) >= end_ms:
         return []
+    # Requests name UTC days; where days of the bill begin elsewhere, they are translated first.
     if not calendar.is_utc:
         _align_requests(connection, calendar)
     start_ms = calendar.day_of(max(period.start_ms, first[0])).start_ms
+    # Bounds of each day, because a day has 23 or 25 hours where clocks change.
     starts = [day.start_ms for day in calendar.days(Period(start_ms, end_ms))]
     ends = [*starts[1:], calendar.day_of(starts[-1]).end_ms]
     rows = connection.execute(
@@ -78,6 +80,7 @@ def _align_requests(connection: Connection, calendar: Calendar) -> None:
         first = calendar.day_of(mark)
         if first.start_ms != mark:
             foreign.append(mark)
+        # A UTC day touches one or two days of the bill.
         missing.add(first.start_ms)
         if first.end_ms < mark + DAY_MS:
             missing.add(first.end_ms)
@@ -89,6 +92,7 @@ def _align_requests(connection: Connection, calendar: Calendar) -> None:
 
 def replace_day(connection: Connection, day_ms: int, rated: RatedDay, now_ms: int) -> None:
     """Replace the charges, ledger lines and check of a day, and remove the requests for it that this snapshot shows."""
+    # Requests that arrive during the transaction are not in its snapshot, so they survive the DELETE.
     for table in ("charge", "ledger_day", "conservation_check", "day_recompute"):
         connection.execute(f"DELETE FROM {table} WHERE day_ms = %s", (day_ms,))
     owners = _owner_ids(connection, {charge.owner for charge in rated.charges if charge.owner is not None})
@@ -112,6 +116,7 @@ def correct_day(
         for charge in lines:
             copy.write_row((booked_day_ms, now_ms, *_charge_cells(charge, owners)))
     connection.execute("DELETE FROM day_recompute WHERE day_ms = %s", (day_ms,))
+    # Without a difference to what was billed, the stored check still holds.
     if lines:
         connection.execute("DELETE FROM corrected_day WHERE day_ms = %s", (day_ms,))
         at = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)

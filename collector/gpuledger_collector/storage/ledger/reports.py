@@ -75,6 +75,7 @@ def charged_lines(
     lack (workload, node). Days are grouped by owner id first, which is twice as fast as by name.
     """
     amends = _AMENDS if apart else "''"
+    # Lines of days and months know no node and no workload: for those every charge is read.
     daily = all(name in _DAY_DIMENSIONS for name in by)
     dimensions = _DAY_DIMENSIONS if daily else _CHARGE_DIMENSIONS
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
@@ -91,6 +92,7 @@ def charged_lines(
             f"UNION ALL SELECT {columns}, {amends} FROM correction "
             "WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s"
         )
+    # GROUP BY and ORDER BY positions: the dimensions, then state, currency and the corrected month.
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     rows = connection.execute(
         f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {_ADDED} "
@@ -128,6 +130,8 @@ _CHARGE_COLUMNS = (
 )
 """Columns of a charge that are also attributes of Charge."""
 _EXPORTED_NAMES = ("accelerator_uuid", "workload_key", "workload_name", "user", "tags", "booked_day_ms", "device_uuid")
+# Names come from the close of the period (`closed_workload`) where there was one, so that an export of a closed month
+# stays the same; the order is total, for the same reason.
 _EXPORTED = f"""
     SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id,
         o.id AS owner_id, o.org, o.team, o.project, o.experiment, o.run, o.user_name,
@@ -190,6 +194,7 @@ def billed_of(
 def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Iterator[ExportedCharge]:
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(_EXPORTED.format(lines=lines), bounds).fetchall()
+    # Prices and commitments are few and read once, instead of being repeated in each of many lines.
     book = prices.by_id(connection, sorted({row["price_id"] for row in rows} - {None}))
     covering = commitments.by_id(connection, sorted({row["commitment_id"] for row in rows} - {None}))
     for row in rows:

@@ -82,6 +82,7 @@ def listed(
             **owner,
         },
     )
+    # Sums of bigint are numeric in Postgres and arrive as Decimal; they are integers all the same.
     plain: list[list[Any]] = [[int(cell) if isinstance(cell, Decimal) else cell for cell in row] for row in rows]
     return [RunRow(*row) for row in plain]
 

@@ -75,6 +75,7 @@ def replace_hourly_usage(
     The column `hour_ms` holds the start of a row's rating interval: the hour, or the instant inside it at which a
     price changed or the accelerator moved.
     """
+    # The rows of an hour may begin inside of it, where a rating interval begins: delete the entire range.
     connection.execute(
         "DELETE FROM usage_hour u USING unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms) "
         "WHERE u.accelerator_id = h.accelerator_id AND u.hour_ms >= h.hour_ms AND u.hour_ms < h.hour_ms + %s",

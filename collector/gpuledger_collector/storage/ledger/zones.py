@@ -54,6 +54,7 @@ def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcom
 
     Closed months keep their bounds. Call it in one transaction: it holds the ledger lock until the commit.
     """
+    # Rating and closing hold this lock as well: no day is rated by the old zone while it is replaced.
     locks.take(connection, Lock.LEDGER)
     before = calendar(connection)
     if before.zones[-1].name == name:
@@ -83,6 +84,8 @@ def _make_again(connection: Connection, days: Calendar, from_ms: int) -> int:
         "SELECT DISTINCT hour_ms - hour_ms %% %s FROM usage_hour WHERE hour_ms >= %s AND hour_ms %% %s <> 0",
         (HOUR_MS, from_ms, HOUR_MS),
     )
+    # Hours that a midnight of the old zone cuts into several rating intervals are folded again, as are those (below)
+    # that a midnight of the new zone will cut.
     cut = {int(hour) for (hour,) in hours}
     bounds = connection.execute(
         "SELECT min(day_ms), max(until_ms) FROM conservation_check WHERE day_ms >= %s", (from_ms,)

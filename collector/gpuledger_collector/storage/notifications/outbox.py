@@ -84,6 +84,7 @@ class Outbox:
     @contextmanager
     def claim(self, message_id: int, now_ms: int) -> Iterator[Claim | None]:
         """Claim a message while the block runs; None when it is done. Waits for other senders."""
+        # The lock is held by a session of its own and the row is read on another: work commits while the claim lasts.
         with self.database.hold(Lock.OUTBOX) as holder, self.database.connect() as connection:
             row = connection.execute(
                 f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <= %s "

@@ -54,8 +54,10 @@ def backup(dsn: str, target: Path) -> int:
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
+            # Without owners and privileges, so that it restores under whatever role the other server has.
             _run(program("pg_dump"), dsn, "--format=custom", "--no-owner", "--no-privileges", stdout=file)
             file.flush()
+            # Before the rename: after a power failure the name must not refer to a file whose content is missing.
             os.fsync(file.fileno())
         unfinished.rename(target)
     finally:
@@ -75,6 +77,7 @@ def restore(dsn: str, source: Path) -> None:
             listed = _run(pg_restore, None, "--list", str(source), stdout=subprocess.PIPE)
         except StorageError as error:
             raise NotABackup(f"{source} cannot be read as a backup ({error})") from error
+        # pg_restore restores exactly the entries of a list; those that name roles are left out of it.
         chosen.writelines(line for line in listed.splitlines(keepends=True) if not _ROLES.search(line))
         chosen.flush()
         given = ("--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error", "--use-list", chosen.name)

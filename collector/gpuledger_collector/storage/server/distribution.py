@@ -53,6 +53,7 @@ def distribute(connection: Connection, shards: int = SHARDS) -> list[str]:
         )
     statements = plan(connection, shards)
     for statement in statements:
+        # One by one in autocommit, as Citus requires; `plan` skips what an interrupted run has done.
         connection.execute(statement.encode())
     return statements
 

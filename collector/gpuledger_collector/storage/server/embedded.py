@@ -92,6 +92,7 @@ class EmbeddedServer:
             users = (self.data_dir / "users").open("a")
             running = self._postmaster()
             try:
+                # Before the server is started: from here on nobody else who leaves may stop it.
                 fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 dsn = self._join_or_start()
             except BaseException:
@@ -109,6 +110,7 @@ class EmbeddedServer:
         users, self._users = self._users, None
         with self._exclusive(), users:
             try:
+                # Upgrading to exclusive succeeds only for the last user: everybody else still has a shared lock.
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
@@ -116,11 +118,13 @@ class EmbeddedServer:
 
     def ensure_running(self) -> bool:
         """Start the server again if it has died since `acquire`; return whether it was started."""
+        # Collects the exit status: a zombie would still have a process id.
         if self._child is not None:
             self._child.poll()
         if self._postmaster() is not None:
             return False
         with self._exclusive():
+            # Again under the lock: another command may have started the server meanwhile.
             if self._postmaster() is not None:
                 return False
             self._join_or_start()
@@ -166,12 +170,15 @@ class EmbeddedServer:
         """Decide at the first start which folder holds the cluster and who runs it, and remember it."""
         if self._seat is None:
             user = server_user(os.geteuid(), self._wanted_user)
+            # Remembered by path: the decision depends on permissions and users, which may change later.
             remembered = self.data_dir / "home"
             if remembered.exists():
                 home = Path(remembered.read_text().strip())
             elif user is None or (reaches(self.data_dir / "postgres", user) and permits(self.data_dir, user, 1)):
                 home = self.data_dir / "postgres"
             else:
+                # The server's user cannot reach the data folder (such as /root): the cluster goes to a shared root,
+                # under a name that is derived from the folder.
                 key = hashlib.sha256(os.path.realpath(self.data_dir).encode()).hexdigest()[:16]
                 home = shared_root() / f"data-{key}"
             self._seat = home, user
@@ -225,6 +232,7 @@ class EmbeddedServer:
         self._password(OWNER, create=True)
         with contextlib.suppress(FileExistsError):
             home.mkdir(mode=0o700)
+        # A new folder that is renamed at the end: an interrupted initdb leaves nothing that looks like a cluster.
         fresh, secret = home / "cluster.new", home / "pwfile"
         shutil.rmtree(fresh, ignore_errors=True)
         secret.unlink(missing_ok=True)
@@ -237,6 +245,8 @@ class EmbeddedServer:
             done = subprocess.run(
                 [
                     *[str(programs / "bin/initdb"), "-D", str(fresh), "-U", ADMIN, f"--pwfile={secret}", "-E", "UTF8"],
+                    # The builtin locale sorts by code point on every machine, so an upgrade of the C library cannot
+                    # corrupt indexes.
                     *["--auth=scram-sha-256", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"],
                 ],
                 capture_output=True,
@@ -294,6 +304,8 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # Ctrl-C goes to the whole process group of a terminal: it must end the command, which then stops the
+                # server in order.
                 start_new_session=True,
                 **self._as_server_user(),
             )
@@ -308,6 +320,7 @@ class EmbeddedServer:
                 return False
             try:
                 with self._open_as_supervisor() as connection:
+                    # Another server may listen on the remembered port: only the data folder proves that it is ours.
                     row = connection.execute("SHOW data_directory").fetchone()
                 return row is not None and os.path.realpath(row[0]) == os.path.realpath(self._cluster)
             except psycopg.OperationalError as error:
@@ -372,6 +385,8 @@ class EmbeddedServer:
         if path.exists() and not choose:
             return int(path.read_text())
         with socket.socket() as probe:
+            # The kernel chooses a free port. Another program may take it before the server does: starting then chooses
+            # again.
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
         path.write_text(f"{port}\n")
@@ -397,6 +412,7 @@ class EmbeddedServer:
 
     def _as_server_user(self) -> dict[str, Any]:
         _, user = self._seat_of_cluster()
+        # Nothing else of the caller's environment reaches the server: it may contain passwords and PG* settings.
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         shared: dict[str, Any] = {"cwd": "/", "env": {**environment, "LC_ALL": "C"}}
         if user is not None:
@@ -411,6 +427,7 @@ class EmbeddedServer:
 
     def _log_tail(self) -> str:
         text = self._log.read_text(errors="replace")[-8192:]
+        # Only what was logged since the last start.
         return text.rsplit("--- start\n", 1)[-1]
 
     def _recorded_pid(self) -> int | None:
@@ -438,6 +455,8 @@ class EmbeddedServer:
         pid = self._postmaster()
         if pid is None:
             return
+        # SIGINT: fast shutdown, which ends sessions and writes a checkpoint. SIGQUIT: immediate, recovered at the next
+        # start.
         for number, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

@@ -23,6 +23,7 @@ OWNER = "gpuledger"
 DATABASE = "gpuledger"
 _STEP = "gpuledger_upgrade"
 """A superuser for as long as the first role is renamed, which it cannot do to itself."""
+# Objects in `public` that the owner does not own yet. Sequences of identity columns follow their tables by themselves.
 _FOREIGN = """
 SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' ELSE 'TABLE' END,
     c.oid::regclass::text
@@ -53,6 +54,7 @@ def divide(open_as: Open, owner_password: str, admin_password: str) -> None:
 def _make(connection: Connection, role: str, password: str, rights: str) -> None:
     """Create or change a role with these rights and this password, which is sent as its hash."""
     known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+    # Hashed here, so that the server's log and statistics never contain the password.
     hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
     text = "CREATE ROLE {} {} PASSWORD {}" if known is None else "ALTER ROLE {} {} PASSWORD {}"
     connection.execute(sql.SQL(text).format(sql.Identifier(role), sql.SQL(rights), sql.Literal(hashed)))
@@ -94,9 +96,11 @@ def _set_up_server(connection: Connection, owner_password: str) -> None:
         "SELECT rolname, rolcanlogin FROM pg_roles WHERE oid >= 16384 AND NOT rolsuper AND rolname <> %s", (OWNER,)
     ).fetchall()
     for role, is_reader in others:
+        # INHERIT on a reader lets the owner end its sessions; SET on the viewer's role lets the collector become it.
         how = "INHERIT TRUE, SET FALSE" if is_reader else "INHERIT FALSE, SET TRUE"
         grant = sql.SQL(f"GRANT {{}} TO {{}} WITH ADMIN TRUE, {how}")
         connection.execute(grant.format(sql.Identifier(role), owner))
+    # By default every role may connect everywhere, readers included.
     for database in ("postgres", "template1"):
         connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(database)))
     connection.execute(sql.SQL("GRANT CONNECT ON DATABASE postgres TO {}").format(owner))

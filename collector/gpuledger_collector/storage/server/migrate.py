@@ -146,6 +146,7 @@ def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...
     recorded = {revision: (follows, phase) for revision, follows, phase in rows}
     unknown: list[str] = []
     at = current
+    # Walk back from the database's revision to ours; `at in unknown` guards against a cycle in the records.
     while at != head:
         follows, phase = recorded.get(at, ("", ""))
         if phase != "pre" or at in unknown:
@@ -187,6 +188,8 @@ def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:
             if older or not post:
                 return Upgraded(before.head, tuple(done), before.pending[place:], older)
         done.append(step)
+        # Steps are collected and migrated together up to the next `post` one, before which living collectors are
+        # counted.
         following = before.pending[place + 1 : place + 2]
         if not following or following[0].phase == "post" or step.phase == "post":
             _migrate(dsn, step.revision)
@@ -202,6 +205,7 @@ def _older(dsn: str, revision: str) -> tuple[str, ...]:
 
 def _migrate(dsn: str, revision: str) -> None:
     """Migrate up to this revision, each step in a transaction of its own, retrying while tables are locked."""
+    # A migration waits only briefly for each lock: whoever queues behind a waiting ALTER TABLE waits as well.
     for tried in range(1, LOCK_TRIES + 1):
         config = configuration()
         with _alone(dsn), connected(dsn) as connection:
@@ -210,6 +214,7 @@ def _migrate(dsn: str, revision: str) -> None:
                 command.upgrade(config, revision)
                 return
             except (DBAPIError, psycopg.errors.LockNotAvailable) as error:
+                # SQLAlchemy wraps the driver's error; anything but a lock that was not available is final.
                 if not isinstance(getattr(error, "orig", error), psycopg.errors.LockNotAvailable):
                     raise
         log.info("a table is locked by others; try %d of %d", tried, LOCK_TRIES)

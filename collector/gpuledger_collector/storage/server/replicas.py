@@ -56,6 +56,7 @@ class Presence:
     def beat(self) -> None:
         """Record that this process is alive, and delete rows that were silent for a day."""
         failed_at, reason = self._last_error() or (None, "")
+        # Each replica removes the rows of dead ones, so none has to be elected for it.
         self._execute(
             "WITH silent AS (DELETE FROM replica WHERE seen_at < now() - interval '1 day')"
             " INSERT INTO replica (id, host, version, revision, started_at, seen_at, last_error, last_error_at)"

@@ -83,9 +83,11 @@ def pack_day(database: Database, day_ms: int, stopping: Callable[[], bool] = lam
 
     `stopping` is asked before each slice: True leaves the day to the next run. Raises ArchiveDamaged.
     """
+    # Merging months holds the same lock, so a partition cannot be replaced while it is packed.
     with database.try_hold(Lock.PACKING) as holder:
         if holder is None:
             return None
+        # 1. Slices, each committed by itself. Samples that arrive meanwhile are found by their row counts below.
         packed: dict[int, _Packed] = {}
         for ids in _slices(database, day_ms):
             if stopping():
@@ -93,6 +95,7 @@ def pack_day(database: Database, day_ms: int, stopping: Callable[[], bool] = lam
             with database.transaction() as connection:
                 packed |= _pack_slice(connection, day_ms, ids)
         try:
+            # 2. Block writers of the day, pack what was added since, and drop the partition.
             with database.transaction() as connection:
                 return _finish(connection, day_ms, packed)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
@@ -190,6 +193,7 @@ def _finish(connection: Connection, day_ms: int, packed: dict[int, _Packed]) -> 
     if part is None or not _lock(connection, part):
         return None
     row_counts, hot_bytes = _size(connection, part)
+    # A partition only grows, so equal row counts mean equal rows.
     changed = [key for key, rows in row_counts.items() if key not in packed or packed[key].rows != rows]
     for accelerator_id, hot in _hot_rows(connection, part, changed) if changed else ():
         packed[accelerator_id] = _pack_accelerator(connection, day_ms, accelerator_id, hot)
@@ -205,6 +209,8 @@ def _pack_accelerator(connection: Connection, day_ms: int, accelerator_id: int, 
     readings = merged(_packed(connection, day_ms, accelerator_id), hot)
     blob = pack(readings)
     _write(connection, day_ms, accelerator_id, readings, blob)
+    # Read back what the database stored, not what was sent: the hot rows are dropped on the strength of this
+    # comparison.
     restored = _packed(connection, day_ms, accelerator_id)
     if restored is None or not same(restored, readings):
         raise ArchiveDamaged(f"{_blob_name(day_ms, accelerator_id)} did not come back as it went in: it stays as it is")
@@ -231,7 +237,9 @@ def _size(connection: Connection, part: DayRows) -> tuple[dict[int, int], int]:
 
 def _hot_rows(connection: Connection, part: DayRows, ids: Sequence[int]) -> Iterator[tuple[int, Readings]]:
     """The rows of these accelerators, one accelerator after the other; the server sorts on disk, not in memory."""
+    # A hash aggregate would keep the rows of all accelerators in memory; sorted, they come one after the other.
     connection.execute("SET LOCAL enable_hashagg = off")
+    # A server-side cursor that fetches a few accelerators at a time: each value contains all rows of a day.
     with connection.cursor(name="packing", binary=True) as cursor:
         cursor.itersize = 16
         statement = sql.SQL(
@@ -292,9 +300,11 @@ def merged(packed: Readings | None, late: Readings) -> Readings:
     if packed is None:
         return late
     names = sorted({*packed.columns, *late.columns})
+    # Repetitions are recognized by their bytes, so that -0.0, NaN and absent values stay distinct.
     known = set(_row_keys(packed, names))
     new = np.array([row not in known for row in _row_keys(late, names)], dtype=bool)
     at_ms = np.concatenate([packed.at_ms, late.at_ms[new]])
+    # Stable, so that packing the same rows again gives the same blob.
     order = np.argsort(at_ms, kind="stable")
     columns = {}
     for name in names:
@@ -428,6 +438,7 @@ def unpack_hours(connection: Connection, hours: Sequence[tuple[int, int]]) -> bo
     ).fetchall()
     if not rows:
         return False
+    # A second call in the same transaction replaces the table of the first.
     connection.execute("DROP TABLE IF EXISTS pg_temp.packed_sample")
     connection.execute("CREATE TEMP TABLE packed_sample (LIKE gpu_sample) ON COMMIT DROP")
     names = ", ".join(["accelerator_id", "at_ms", *KINDS])

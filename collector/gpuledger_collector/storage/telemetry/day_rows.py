@@ -52,6 +52,7 @@ def drop(connection: Connection, table: str, day_ms: int) -> None:
     if rows is None:
         return
     if not rows.partition.is_day:
+        # Writers of the month wait, so that no row arrives between the two statements below.
         connection.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(rows.table))
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(rows.table, rows.condition))
         if connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(rows.table)).fetchone() is not None:

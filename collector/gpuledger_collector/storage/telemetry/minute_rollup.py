@@ -32,6 +32,8 @@ def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -
     # A sample that was delivered again after its day was packed is in both tables: UNION keeps it once.
     packed = "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM packed_sample)"
     source = packed.format(*bounds) if archive.unpack_hours(connection, hours) else "gpu_sample"
+    # Means per minute. 236 are the reasons that slow clocks down: power cap, slowdowns by hardware and heat, power
+    # brake.
     connection.execute(
         f"""
         INSERT INTO gpu_minute AS old (accelerator_id, minute_ms, samples, utilization_ratio, sm_active_ratio,

@@ -142,6 +142,7 @@ def newest_evidence(connection: Connection, now_ms: int) -> int | None:
 
 def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHolding]:
     """Who held what in each window between two edges, read from usage intervals so that no hour must have ended."""
+    # One sum per window: the overlap of each interval with it, never negative.
     sums = ", ".join(
         ["coalesce(sum(greatest(0, least(s.end_ms, %s) - greatest(s.start_ms, %s))), 0)"] * len(edges_ms[1:])
     )

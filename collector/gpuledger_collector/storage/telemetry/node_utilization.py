@@ -23,12 +23,15 @@ QUARTER_MS = HOUR_MS // 4
 RATIOS = {"utilization": "utilization_ratio", "sm_active": "sm_active_ratio"}
 """Columns of the rollup, and the column of the minute rollup that each sums up."""
 
+# Nodes that have one of these accelerators in the hour by the inventory, and nodes whose stored row contains one.
 _AFFECTED = """
 SELECT c.node_id FROM unnest(%(ids)s::bigint[]) AS asked (id) JOIN capacity c ON c.accelerator_id = asked.id
 WHERE c.node_id IS NOT NULL AND c.in_ms < %(hour)s + 3600000 AND (c.out_ms IS NULL OR c.out_ms > %(hour)s)
 UNION SELECT h.node_id FROM node_utilization h CROSS JOIN LATERAL unnest(h.accelerator_ids) AS was (id)
     JOIN unnest(%(ids)s::bigint[]) AS asked (id) ON asked.id = was.id WHERE h.hour_ms = %(hour)s
 """
+# All accelerators of these nodes with the minutes that belong to each node: from the minute in which an accelerator
+# came to the one in which it left (rounded up), unless its next placement begins in that minute and takes it.
 _PLACEMENTS = """
 WITH wanted AS (SELECT unnest(%(nodes)s::bigint[]) AS node_id)
 SELECT accelerator_id, node_id, greatest(in_ms - in_ms %% 60000, %(hour)s),
@@ -59,6 +62,8 @@ def _quarters(name: str) -> str:
     return f"ARRAY[{', '.join(sums)}]::{_COLUMNS[name]}[]"
 
 
+# One statement: sums by node, accelerator and quarter (`part`), then by node as arrays (`computed`); rows of nodes
+# without any minute are deleted (`gone`); rows that would not change are not written.
 _WRITE = f"""
 WITH placement AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(at)s::bigint[], %(from)s::bigint[], %(until)s::bigint[])

@@ -59,6 +59,7 @@ def merge(database: Database, table: str, month_ms: int, stopping: Callable[[], 
 
 def _merge(database: Database, holder: Connection, table: str, month_ms: int, stopping: Callable[[], bool]) -> int:
     """Copy on another connection while the holder's transaction blocks writers, then swap in that transaction."""
+    # The holder stays idle in its transaction while another connection copies.
     holder.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'; SET LOCAL idle_in_transaction_session_timeout = 0")
     days = _lock_days(holder, table, month_ms)
     if len(days) < 2:
@@ -72,6 +73,7 @@ def _merge(database: Database, holder: Connection, table: str, month_ms: int, st
                 holder.commit()
                 return len(days)
         finally:
+            # First release the writers, then drop the copy, which nobody else can see.
             holder.rollback()
             copier.execute(discard)
     return 0
@@ -90,6 +92,7 @@ def _lock_days(holder: Connection, table: str, month_ms: int) -> list[Partition]
         if part.table == table and part.is_day and start_ms <= part.day_ms < end_ms
     ]
     for part in days:
+        # SHARE conflicts with writers, not with readers. Days are locked in the order of their names.
         holder.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.Identifier(part.name)))
     return days
 
@@ -99,6 +102,7 @@ def _copy(copier: Connection, table: str, days: Sequence[Partition], stopping: C
     start_ms, end_ms = partitions.month_of(days[0].day_ms)
     key, child = sql.Identifier(PARTITIONED[table]), _new_table(table)
     with copier.transaction():
+        # The id of the copying transaction: snapshots from before it can be recognized by their age.
         row = copier.execute("SELECT pg_current_xact_id()::xid::text").fetchone()
         assert row is not None
         partitions.create(copier, table, f"{table}_merging", indexed=True)
@@ -116,6 +120,7 @@ def _copy(copier: Connection, table: str, days: Sequence[Partition], stopping: C
                     child, sql.Identifier(day.name), columns=columns
                 )
             )
+        # Before the swap: a query that plans on an empty table's statistics would be slow until autovacuum runs.
         copier.execute(sql.SQL("ANALYZE {}").format(child))
     return str(row[0])
 
@@ -150,6 +155,7 @@ def _swap(holder: Connection, table: str, days: Sequence[Partition]) -> bool:
     name = partitions.month_name(table, start_ms)
     for _ in range(SWAP_TRIES):
         try:
+            # A savepoint: a failed try releases what it locked and keeps the locks of the days.
             with holder.transaction():
                 locks.take(holder, Lock.PARTITIONS)
                 if len(_lock_days(holder, table, start_ms)) != len(days):

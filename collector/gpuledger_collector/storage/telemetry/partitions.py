@@ -91,6 +91,7 @@ def ensure(connection: Connection, table: str, days_ms: Iterable[int], coarse_be
     day wait for each other on a lock of this transaction.
     """
     days = sorted(set(days_ms))
+    # The usual case takes no lock; the question is asked again under the lock below.
     if not _missing(connection, table, days, coarse_before_ms):
         return []
     with connection.transaction() if connection.autocommit else nullcontext():
@@ -128,6 +129,7 @@ def _missing(connection: Connection, table: str, days: list[int], coarse_before_
     """Names and bounds of the partitions to create so that each of these days has one."""
     months = {day: month_of(day) for day in days}
     names = {*(partition_name(table, day) for day in days), *(month_name(table, day) for day in days)}
+    # left(relname, -2) cuts the digits of the day off a name, which gives the name of its month.
     coarse = {month_name(table, day) for day, (_, end_ms) in months.items() if end_ms <= coarse_before_ms}
     # to_regclass() would answer from this session's cache and miss what another session has just committed.
     rows = connection.execute(
@@ -136,6 +138,7 @@ def _missing(connection: Connection, table: str, days: list[int], coarse_before_
         (table, sorted(names), sorted(coarse)),
     )
     existing = {str(row[0]) for row in rows}
+    # Months of which some day has a partition: a month's partition would overlap it.
     divided = {name[:-2] for name in existing}
     missing: dict[str, tuple[int, int]] = {}
     for day in days:
@@ -196,6 +199,7 @@ def filled_days(connection: Connection, partition: Partition) -> list[int]:
 
 def bounds_in(name: str) -> tuple[int, int]:
     """Start and end of what a partition of this name holds."""
+    # Bounds are part of the name, so that no catalog entry has to be parsed.
     digits = name.rsplit("_p", 1)[1]
     if len(digits) == len("YYYYMM"):
         return month_of(_ms(dt.datetime.strptime(digits, "%Y%m").replace(tzinfo=dt.UTC)))

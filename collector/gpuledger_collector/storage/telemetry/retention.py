@@ -21,6 +21,7 @@ FINDINGS = 10_000
 KEEP_MS = 400 * DAY_MS
 """How long refused batches and scored forecasts stay."""
 _MINUTES = "DELETE FROM gpu_minute WHERE accelerator_id = %(id)s AND minute_ms < %(before)s"
+# The last change before the bound still holds after it, so only earlier ones are deleted.
 _STATES = """
 DELETE FROM gpu_state s USING (
     SELECT accelerator_id, metric, max(at_ms) AS holds_ms FROM gpu_state
@@ -28,6 +29,7 @@ DELETE FROM gpu_state s USING (
 ) k WHERE s.accelerator_id = %(id)s AND s.accelerator_id = k.accelerator_id AND s.metric = k.metric
     AND s.at_ms < k.holds_ms
 """
+# An array of ids with a limit: DELETE has no LIMIT of its own.
 _FINDINGS = """
 DELETE FROM finding WHERE id = ANY(ARRAY(
     SELECT id FROM finding WHERE resolved_ms < %(before)s AND until_ms < %(before)s LIMIT %(most)s))

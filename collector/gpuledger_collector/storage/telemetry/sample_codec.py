@@ -78,6 +78,7 @@ def pack(readings: Readings) -> bytes:
     previous: Array | None = None
     for name, column in filled.items():
         parts += [bytes([len(name)]), name.encode("ascii"), _pack_column(column, previous)]
+        # The column before, in the order of names, so that packing and unpacking pair the same columns.
         previous = column.values[column.present]
     return b"".join(parts)
 
@@ -125,6 +126,7 @@ def _pack_column(column: Column, previous: Array | None) -> bytes:
     absent = not column.present.all()
     bitmap = np.packbits(column.present).tobytes() if absent else b""
     encodings = ((transform, _compress([bitmap, *blocks])) for transform, blocks in _encodings(values, previous))
+    # The smallest; of equal sizes the simplest transform, so that packing is deterministic.
     transform, body = min(encodings, key=lambda encoding: (len(encoding[1]), encoding[0]))
     return _PART.pack(_KINDS.index(values.dtype.str), transform, absent, len(body)) + body
 
@@ -150,6 +152,7 @@ def _unpack_column(blob: bytes, offset: int, rows: int, previous: Array | None) 
 
 def _compress(blocks: list[bytes]) -> bytes:
     packer = zstd.ZstdCompressor(LEVEL)
+    # FLUSH_BLOCK ends a zstd block, so that each plane gets a Huffman code of its own.
     parts = [packer.compress(block, zstd.ZstdCompressor.FLUSH_BLOCK) for block in blocks if block]
     return b"".join([*parts, packer.flush()])
 
@@ -161,6 +164,7 @@ def _encodings(values: Array, previous: Array | None) -> Iterator[tuple[int, lis
         forms.append((_DECIMALS, *decimals))
     if (sums := _to_sums(values, previous)) is not None:
         forms.append((_SUMS, b"", sums))
+    # Each form is tried as it is and as differences.
     for transform, places, whole in forms:
         for blocks in _frames_of_reference(whole):
             yield transform, [places, *blocks]
@@ -190,15 +194,18 @@ def _decode(body: bytes, transform: int, dtype: np.dtype[Any], count: int, previ
 def _frames_of_reference(whole: Array) -> Iterator[list[bytes]]:
     """The blocks of these whole numbers at every shift: header with bitmap, then the planes."""
     repeats = np.zeros(len(whole), dtype=bool)
+    # Readings often stay the same: a bit per row replaces the repeated number.
     repeats[1:] = whole[1:] == whole[:-1]
     others = whole[~repeats]
     least = int(others.view("<i8").min()) if len(others) else 0
+    # Modulo 2^64, so that negative numbers and any range work.
     offsets = others - np.int64(least).view("<u8")
     size = int(offsets.max(initial=0)).bit_length()
     for shift in _SHIFTS if size else (0,):
         if size + shift > 64:
             return
         width = max(1, (size + shift + 7) // 8)
+        # Little-endian bytes of each number as a row; transposed, each row is one plane.
         planes = (offsets << np.uint64(shift)).view(np.uint8).reshape(-1, 8).T[:width]
         header = _FRAME.pack(width, shift, least) + np.packbits(repeats).tobytes()
         yield [header, *(plane.tobytes() for plane in planes)]
@@ -212,17 +219,20 @@ def _from_frame_of_reference(body: bytes, count: int) -> Array:
     offsets = np.zeros((planes.shape[1], 8), dtype=np.uint8)
     offsets[:, :width] = planes.T
     others = (offsets.view("<u8")[:, 0] >> np.uint64(shift)) + np.int64(least).view("<u8")
+    # Each row takes the latest number that was not a repetition.
     whole: Array = others[np.cumsum(1 - repeats.astype(np.int64)) - 1]
     return whole
 
 
 def _to_decimals(values: Array) -> tuple[bytes, Array] | None:
     """Decimal places and whole numbers of values with few decimals; None when a value cannot be restored from them."""
+    # Beyond this, six decimal places would exceed 64 bits.
     if values.dtype.kind != "f" or not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 2.0**62 / 1e6:
         return None
     wide = values.astype("<f8")
     for places in _PLACES:
         whole = np.rint(wide * 10.0**places).astype("<i8").view("<u8")
+        # Compared as bytes: 0.0 and -0.0 are equal numbers, and only one of them would be restored.
         if _from_decimals(whole, places, values.dtype).tobytes() == values.tobytes():
             return bytes([places]), whole
     return None
@@ -236,6 +246,7 @@ def _to_sums(values: Array, previous: Array | None) -> Array | None:
     """The sums with the column before; None when they do not restore the values."""
     if previous is None or previous.dtype != values.dtype or values.dtype.kind != "f" or len(previous) != len(values):
         return None
+    # Whole numbers below 2^53 are exact in a double; the bound leaves room for the sum, and excludes NaN.
     if not (np.abs([previous, values]) < 2.0**50).all():
         return None
     sums = (previous.astype("<i8") + values.astype("<i8")).view("<u8")

@@ -43,6 +43,8 @@ def _part(total: str, until: str, weight: str, whole: str) -> str:
     return f"({upto(until)} - {upto(f'({until}) - ({weight})')})"
 
 
+# 1. Pieces: the hourly ledger of the day, one row per accelerator, workload, state and rating interval, in GPU-ns
+# (milliseconds times millionths of a GPU). A piece ends with its hour, or where the next rating interval begins.
 _PIECES = """
 CREATE TEMP TABLE piece ON COMMIT DROP AS
 SELECT row_number() OVER () AS id, u.accelerator_id, coalesce(u.workload_id, 0) AS workload_id, u.state, u.hour_ms,
@@ -64,6 +66,8 @@ LEFT JOIN (
 ) cut ON cut.accelerator_id = u.accelerator_id AND cut.hour_ms = u.hour_ms
 WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
 """
+# 2. Shape: usage intervals cut at five minutes. An interval counts in proportion to its overlap; this is only a weight,
+# so rounding it down loses nothing. Energy is scaled to joules, which keeps products of weights within 64 bits.
 _SHAPE = """
 CREATE TEMP TABLE shape ON COMMIT DROP AS
 SELECT accelerator_id, coalesce(workload_id, 0) AS workload_id, state, at,
@@ -78,6 +82,7 @@ FROM (
         AND state <> 'present'
 ) cut GROUP BY 1, 2, 3, 4
 """
+# 3. The day's charges whose time is drawn; unobserved time is not drawn.
 _CHARGES = """
 CREATE TEMP TABLE drawn_charge ON COMMIT DROP AS
 SELECT row_number() OVER () AS id, c.accelerator_id, coalesce(c.workload_id, 0) AS workload_id, c.owner_id, c.state,
@@ -85,6 +90,8 @@ SELECT row_number() OVER () AS id, c.accelerator_id, coalesce(c.workload_id, 0) 
     c.cost_micro
 FROM charge c WHERE c.day_ms = %(day)s AND c.state IN ('held', 'unallocated', 'unavailable')
 """
+# 4. Slots: every piece divided over its five minutes by the shape. Where the shape knows nothing of a piece, its weight
+# is the plain length of the slot; where it knows held time alone, that stands in for busy, idle, unknown and energy.
 _SLOTS = f"""
 CREATE TEMP TABLE slot ON COMMIT DROP AS
 WITH weighed AS (
@@ -119,6 +126,8 @@ SELECT s.id, s.at,
     {_part("p.energy_mj", "joules_c", "joules", "joules_w")} AS energy_mj
 FROM summed s JOIN piece p USING (id)
 """
+# 5. Which charges pay for a piece: those of its accelerator, state and workload at that time (`found`); where there are
+# none, those of its accelerator and state (`moved`). Several share it by their GPU time, with a weight of at least 1.
 _PAYMENTS = """
 CREATE TEMP TABLE pays ON COMMIT DROP AS
 WITH found AS (
@@ -134,6 +143,7 @@ WITH found AS (
 SELECT piece_id, charge_id, weight, (sum(weight) OVER (PARTITION BY piece_id ORDER BY charge_id))::bigint AS upto,
     (sum(weight) OVER (PARTITION BY piece_id))::bigint AS whole FROM every
 """
+# 6. Slots divided over the charges that pay for them.
 _DRAWN = f"""
 CREATE TEMP TABLE drawn ON COMMIT DROP AS
 SELECT y.charge_id, s.at, sum({_part("s.gpu_ns", "y.upto", "y.weight", "y.whole")})::bigint AS gpu_ns,
@@ -143,6 +153,8 @@ SELECT y.charge_id, s.at, sum({_part("s.gpu_ns", "y.upto", "y.weight", "y.whole"
     sum({_part("s.energy_mj", "y.upto", "y.weight", "y.whole")})::bigint AS energy_mj
 FROM slot s JOIN pays y ON y.piece_id = s.id GROUP BY 1, 2
 """
+# 7. Charges without any piece are spread evenly over their own time: imported usage, which has no accelerator, with its
+# time; others with their cost alone.
 _COUNTED = f"""
 INSERT INTO drawn
 WITH even AS (
@@ -159,10 +171,13 @@ SELECT id, at, {
 }, NULL
 FROM timed
 """
+# 8. Series distinguish three levels of the owner tree: add the owners that end there, which may not exist yet.
 _OWNERS = """
 INSERT INTO owner (org, team, project) SELECT DISTINCT o.org, o.team, o.project
 FROM drawn_charge c JOIN owner o ON o.id = c.owner_id ON CONFLICT DO NOTHING
 """
+# 9. The cost of each charge is spread over its slots by GPU time (in ms; evenly when it has none), then summed by slot,
+# owner, state, pool, model and currency.
 _WRITE = f"""
 INSERT INTO owner_5min (at_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns,
     energy_mj, cost_micro)
@@ -188,6 +203,7 @@ def roll_up_day(connection: Connection, day: Period) -> None:
     connection.execute("SET LOCAL work_mem = '64MB'")
     for statement in (_PIECES, _SHAPE, _CHARGES):
         connection.execute(_composed(statement, values))
+    # Temporary tables are never analyzed by themselves; without statistics the joins below become nested loops.
     connection.execute("ANALYZE piece")
     connection.execute("ANALYZE shape")
     connection.execute("ANALYZE drawn_charge")
@@ -195,6 +211,7 @@ def roll_up_day(connection: Connection, day: Period) -> None:
         connection.execute(statement.encode())
     connection.execute("DELETE FROM owner_5min WHERE at_ms >= %s AND at_ms < %s", (day.start_ms, day.end_ms))
     connection.execute(_WRITE.encode())
+    # Not left to ON COMMIT, so that several days can be rolled up in one transaction.
     connection.execute("DROP TABLE piece, shape, drawn_charge, slot, pays, drawn")
     connection.execute(
         "INSERT INTO series_day (day_ms, proved_at) SELECT day_ms, proved_at FROM conservation_check WHERE day_ms = %s "
@@ -296,6 +313,7 @@ def _sums(
         values = rows[name].astype(np.int64)
         known_rows = values != UNKNOWN
         sums[name] = np.zeros(period.ms // step_ms, dtype=np.int64)
+        # Three steps: unknown wherever there is a row, zero where at least one row knows the measure, then the sums.
         sums[name][steps] = UNKNOWN
         sums[name][steps[known_rows]] = 0
         np.add.at(sums[name], steps[known_rows], values[known_rows])
