@@ -92,6 +92,7 @@ def _add_budget_routes(
     @routes.get(PATH, response_class=HTMLResponse)
     def ask(budget: Number, period: Number, mac: Mac, notified_at: NotifiedAt = 0) -> HTMLResponse:
         """A page with a button; opening it changes nothing."""
+        # GET changes nothing: mail scanners and previews open links.
         name, used_ms = read_link(budget, period, notified_at, mac)
         if used_ms is not None:
             return used_page(f"Budget {name}", used_ms)
@@ -104,6 +105,7 @@ def _add_budget_routes(
         name, used_ms = read_link(budget, period, notified_at, mac)
         at_ms = round(clock().timestamp() * 1000)
         with database.transaction() as connection:
+            # Used and acknowledged in one transaction; of two clicks at once one is told that the link was used.
             if not links.use(connection, mac, at_ms):
                 return used_page(f"Budget {name}", used_ms or at_ms)
             count = budgets.acknowledge(connection, name, "by the link of a mail", at_ms, period)

@@ -106,6 +106,7 @@ class Reservation:
         if self.node is not None:
             progress = self.intake.nodes[self.node]
             progress.bytes += size
+            # The node's own limit first: its message says whose bytes are too many.
             if progress.bytes > self.intake.max_bytes // 2:
                 raise Unavailable(f"too many bytes of {self.node} are in progress")
         if self.intake.in_progress > self.intake.max_bytes:
@@ -168,6 +169,7 @@ async def _receive_parts(request: AnyRequest, reservation: Reservation, announce
         while has_more and len(body) <= max_bytes:
             part, has_more = await _receive_part(request, reservation)
             body += part
+            # The deadline moves with what has arrived; a body that has its announced length only lacks its end.
             if has_more and len(body) != announced:
                 seconds = min(intake.body_seconds, intake.grace_seconds + len(body) / MIN_BYTES_PER_SECOND)
                 limit.reschedule(began + seconds)
@@ -189,6 +191,7 @@ def _announced_length(request: AnyRequest, max_bytes: int) -> int | None:
     length = request.headers.get("content-length", "")
     if not length.isdigit():
         return None
+    # An honest sender is told before it sends; one that announces less is bounded while it is read.
     if int(length) > max_bytes:
         raise Refused(413, f"the body is over {max_bytes} bytes: send less in one request")
     return int(length)

@@ -117,5 +117,6 @@ def _parse(body: bytes, now_ms: int) -> QueueRow:
         submitted = waiting.submitted
         submitted_ms = None if submitted is None or not 0 <= submitted < 4e9 else round(submitted * 1000)
         gpu_micro = round(waiting.gpus * MICRO)
+        # By id: a scheduler that lists a workload twice has it wait once.
         rows[waiting.workload_id] = WaitingRow(waiting.workload_id, gpu_micro, *names[1:], submitted_ms=submitted_ms)
     return QueueRow(reading.source, at_ms, tuple(rows.values()))

@@ -60,6 +60,7 @@ class ScalingGauge(Collector):
         """The current values; starts a refresh when it is due."""
         now = self._steady()
         with self._lock:
+            # At most one refresh at a time, and the scrape does not wait for it.
             if self._refreshing is None and (self._due is None or now >= self._due):
                 self._refreshing = threading.Thread(target=self._refresh, name="scaling-gauge", daemon=True)
                 self._refreshing.start()
@@ -83,6 +84,7 @@ class ScalingGauge(Collector):
             log.warning("the desired GPUs of pools could not be computed", exc_info=True)
         with self._lock:
             if desired is not None:
+                # Only both together, so that a scrape never shows values of two instants.
                 self._desired, self._outcome_sums, self._read_at = desired, outcomes, began
             self._due = self._steady() + (RETRY_SECONDS if desired is None else REFRESH_SECONDS)
             self._refreshing = None

@@ -60,11 +60,14 @@ def close(
     require_folder(output)
     with open_session(dsn, config) as session:
         span = session.calendar.named(nominal)
+        # A month that is not over cannot be closed; rating it first would only delay the refusal.
         if session.now_ms >= span.end_ms:
             with bar("rating") as on_day:
                 # Corrections of closed months that wait are booked in this month as long as it is open.
                 refresh(session.database, span, session.now_ms, on_day, span.end_ms - 1)
         try:
+            # The ledger's lock keeps rating out between the checks and the seal. The audit log's is taken last, as
+            # everywhere.
             with session.database.transaction(Lock.LEDGER, Lock.AUDIT) as connection:
                 person = by or _user()
                 closing = close_period(

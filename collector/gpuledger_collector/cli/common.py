@@ -144,6 +144,7 @@ def require_folder(output: Path | None) -> None:
 
 def run(build: Callable[[], typer.Typer]) -> None:
     """Build and run the app, and turn a failure that the user can fix into a sentence and an exit code."""
+    # First of all: whatever is printed from here on cannot act on the terminal.
     sys.stdout = shield(sys.stdout)
     if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init  # a fifth of the time of `--help`

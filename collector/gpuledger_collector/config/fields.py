@@ -213,6 +213,7 @@ def read_bounded(value: object, digits: int, most: int, least: str = "0") -> Dec
     number = read_decimal(text)
     if not Decimal(least) <= number <= most:
         raise refusal("out_of_range", f"{text} is not between {least} and {most}")
+    # Refused instead of rounded: a rate that silently differs from the file would be billed.
     if number != round(number, digits):
         raise refusal("too_precise", f"{text} has more than {digits} decimals")
     return number

@@ -57,6 +57,7 @@ def write(
     for (until_ms, cost, currency), postings in _usage_intervals(paid_parts).items():
         narration = f'{calendar.date_of(until_ms - 1)} * "GPU Ledger" "Shared cost {_text(cost)}"'
         totals[INCOME_SHARED, currency] += _transaction(narration, INCOME_SHARED, currency, postings, accounts, file)
+    # Assertions at the end of the last day: bean-check adds up all postings itself and compares.
     for (account, currency), micro in sorted(totals.items()):
         file.write(f"\n{end} balance {account} {_amount(-micro)} {currency}\n")
 

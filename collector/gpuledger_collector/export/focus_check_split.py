@@ -57,6 +57,7 @@ def units_of(row: Row) -> list[str]:
 
 
 def _loaded(text: str) -> Any:
+    # Decimals: ratios read as floats would not add up to 1.
     return json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
 
@@ -110,6 +111,7 @@ def _tags(row: Row) -> Iterator[Told]:
         return
     if any(isinstance(value, dict | list) for value in allocated.values()):
         yield "json", column, f"{column} is nested: FOCUS wants one level of keys and values"
+    # FOCUS: AllocatedTags must not repeat keys of Tags.
     both = sorted(set(allocated) & set(tags)) if isinstance(tags, dict) else []
     if both:
         yield "twice", column, f"the tag {both[0]!r} stands in Tags already"

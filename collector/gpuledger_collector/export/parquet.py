@@ -72,6 +72,7 @@ def write(rows: Iterable[Mapping[str, str]], path: Path, kinds: Mapping[str, Kin
     written = 0
     waiting = iter(rows)
     with pq.ParquetWriter(path, schema) as writer:
+        # Row group by row group: an export of a year is never in memory at once.
         while part := list(islice(waiting, ROWS)):
             columns = [
                 pa.array([_value(row.get(name, ""), kind) for row in part], schema.field(name).type)

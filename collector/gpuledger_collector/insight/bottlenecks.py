@@ -110,6 +110,7 @@ class _Readings:
 
     def link_share(self) -> float:
         """NVLink traffic as a share of the links' capacity."""
+        # A single GPU has nobody to talk to; its links need not be read.
         if len(self.gpus) < 2:
             return 0.0
         return self.mean("nvlink_bytes_per_second") / _nvlink_rate(self.gpus[0].model)
@@ -134,6 +135,7 @@ def _nvlink_rate(model: str) -> float:
     """Bytes per second over a GPU's NVLink, both directions. Raises MissingReading for a model without one."""
     words = set(model.casefold().replace("-", " ").split())
     for gpu in GPUS:
+        # PCIe variants share the first word of the name, but not the NVLink of SXM boards.
         if "pcie" not in words and gpu.link.startswith("nvlink") and gpu.name.casefold().partition("-")[0] in words:
             return 2 * link_named(gpu.link).bytes_per_second
     raise MissingReading(f"the NVLink bandwidth of {model or 'this model'} is not known")
@@ -150,6 +152,7 @@ def find_bottlenecks(gpus: Sequence[GpuReadings]) -> BottleneckReport:
     not_judged: list[NotJudged] = []
     for kind, rule in RULES.items():
         try:
+            # A missing reading is an answer of its own: `fine` would claim what nobody measured.
             bottleneck = rule(readings)
         except MissingReading as missing:
             not_judged.append(NotJudged(kind, str(missing)))
@@ -165,6 +168,7 @@ def _input(readings: _Readings) -> Bottleneck | None:
     busy, zero = readings.mean("utilization_ratio"), readings.mean("zero_ratio")
     if not (STARVED_FROM <= busy <= STARVED_TO and zero >= STARVED_ZERO):
         return None
+    # Asked last: where utilization rules this out already, a missing DRAM reading does not matter.
     dram = readings.mean("dram_active_ratio")
     if dram >= DRAM_QUIET:
         return None
@@ -205,6 +209,7 @@ def _throttling(readings: _Readings) -> Bottleneck | None:
     if share < THROTTLED_SHARE:
         return None
     clocks = readings.values("sm_clock_hertz")
+    # Against the run's own p95: the nominal clock of a model says little about a board with a power limit.
     ratio = fmean(clocks) / float(np.quantile(clocks, 0.95))
     if ratio >= THROTTLED_CLOCK:
         return None

@@ -106,8 +106,10 @@ def group_demand(
     seen = grid.means((usage.group, usage.hour_ms, usage.seen) for usage in usages)
     series = []
     for group, gpus in present.items():
+        # Too little evidence makes the step unknown: what was held on silent nodes would be missing from the sum.
         known = (gpus > 0) & (seen.get(group, grid.zeros()) >= COVERED * gpus)
         series.append(grid.series(group, np.where(known, used.get(group, grid.zeros()), np.nan), gpus > 0))
+    # Counts of a group that has observed accelerators would count the same GPUs twice.
     counts = grid.sums(span for span in counted if span.group not in present)
     series += [grid.series(group, gpus, gpus > 0) for group, gpus in counts.items()]
     return _by_name(series)
@@ -138,6 +140,8 @@ def owner_demand(
     series = []
     for owner, gpus in used.items():
         alive = np.zeros(grid.count, dtype=bool)
+        # From the first use to the last known step of the fleet, so that an owner that has stopped shows zeros, not an
+        # end.
         alive[np.flatnonzero(gpus)[:1]] = alive[last] = True
         series.append(grid.series(owner, np.where(known, gpus, np.nan), alive))
     return _by_name(series)
@@ -176,8 +180,10 @@ def _waiting(series: Series, queue: QueueReadings, now_ms: int) -> Floats:
     inside = after - first
     mean = (total[after] - total[first]) / np.maximum(inside, 1)
     before = np.maximum(first - 1, 0)
+    # A step without a reading takes the last one before it, while that is valid.
     valid = (first > 0) & (end - at[before] <= max(QUEUE_VALID_MS, series.step_ms))
     waiting = np.where(inside > 0, mean, np.where(valid, gpus[before], np.nan))
+    # Before anybody read the queue, demand is what was held: the series must not begin with unknown years.
     waiting[end <= at[0]] = 0.0
     if now_ms - at[-1] > QUEUE_EXPIRED_MS:
         waiting[begin > at[-1]] = 0.0

@@ -66,10 +66,12 @@ def forecast_spend(history: Sequence[int], spent: int, left_of_today: float, day
     past = np.asarray(history[-MAX_HISTORY_DAYS:], dtype=float)
     if len(past) < MIN_DAYS:
         return None
+    # Today counts in part only: what is spent of it already is in `spent`.
     ahead = np.cumsum(expected_days(past, days_after + 1) * np.concatenate([[left_of_today], np.ones(days_after)]))
     widths = [half_widths(ratios, len(past), day + 1) for day, ratios in enumerate(past_ratios(past, days_after + 1))]
 
     def path(factors: Sequence[float]) -> tuple[int, ...]:
+        # Spend never falls, so neither may a path, although the band of a later day may be narrower.
         return tuple(round(value) for value in np.maximum.accumulate(spent + ahead * np.asarray(factors)))
 
     return SpendForecast(
@@ -87,7 +89,9 @@ def expected_days(past: Floats, days: int) -> Floats:
         return np.full(days, past[-WEEK:].mean())
     weeks = past[-(min(len(past) // WEEK, MAX_WEEKS)) * WEEK :].reshape(-1, WEEK)
     usual, lately = weeks.mean(), weeks[-1].mean()
+    # The square root goes half of the way (on a log scale) from the usual level to last week's.
     moved = math.sqrt(lately / usual) if usual > 0 else 1.0
+    # The weeks end yesterday, so the first of the seven means belongs to today's weekday, and they repeat.
     return np.asarray(np.resize(weeks.mean(axis=0), days) * moved)
 
 
@@ -111,11 +115,13 @@ def past_ratios(past: Floats, days: int) -> list[Floats]:
 
 def half_widths(ratios: Floats, known: int, ahead: int) -> tuple[float, float]:
     """Return half widths, as logarithms, of the shown band and of the one whose lower end is likely exceeded."""
+    # Logarithms: twice as much and half as much are equally wrong.
     off = np.sort(np.abs(np.log(ratios[ratios > 0])))
     wider = min(1 + ahead / known, MAX_WIDENING)
     if len(off) < FEW_RATIOS:
         widest = min(max([0.1, *off]) * 1.25, MAX_LOG_RATIO)
         return float(widest * wider), float(widest * wider * LIKELY / BAND)
+    # The finite-sample rank of split conformal prediction: one more than the errors, rounded up.
     band, likely = (float(off[min(math.ceil((len(off) + 1) * level), len(off)) - 1]) for level in (BAND, LIKELY))
     return min(band, MAX_LOG_RATIO) * wider, min(likely, MAX_LOG_RATIO) * wider
 

@@ -81,6 +81,7 @@ class SpendingWatch:
     def run(self, now_ms: int) -> int:
         """Compare the last minutes with the limits; return how many episodes were opened, updated or resolved."""
         with self._database.transaction(Lock.FINDINGS) as connection:
+            # Six weeks of hours are read once an hour: the limits change no more often.
             if self._hour != now_ms // HOUR_MS:
                 self._limits = dict(_team_limits(connection, now_ms // HOUR_MS * HOUR_MS))
                 self._hour = now_ms // HOUR_MS
@@ -100,6 +101,7 @@ class SpendingWatch:
         exceeding = set()
         for key, rate in self._rates(connection, at_ms).items():
             team = self._limits[key]
+            # The smaller of two windows: one window above the limit may be a start-up or a late report.
             excess = min(rate.total) - team.limit.expected
             if min(rate.total) <= team.limit.stands_out or min(rate.recent) < MIN_SHARE_OF_EXCESS * excess:
                 continue
@@ -110,6 +112,7 @@ class SpendingWatch:
                 if (finding.subject, finding.currency) == (team.team.label, key[1])
                 and finding.state in {"usage", "both"}
             ]
+            # An episode that the hourly search has confirmed is its own to update.
             if all(BY_MINUTES in finding.evidence for finding in same):
                 changed.append(_episode(connection, team, rate, at_ms, same[0] if same else None))
         for finding in ongoing:
@@ -133,6 +136,7 @@ class SpendingWatch:
             team = self._limits.get(key)
             if team is None:
                 continue
+            # At the first rates, in which the limit is given; a place that is new has its current one.
             first_rate = team.team.first_rates.get((row.pool, row.gpu_model, row.node), float(price.rate))
             rate = rates.setdefault(key, _SpendingRate([0.0, 0.0], [0.0, 0.0], set()))
             for window, held_ms in enumerate(row.held_ms):

@@ -80,10 +80,12 @@ class Keys:
         with self._lock:
             if self.is_fresh(header):
                 return
+            # While the database is away, requests are refused at once instead of queuing for a timeout each.
             if self._failure is not None and self.steady() - self._failure[0] < RETRY_SECONDS:
                 raise KeysUnavailable(self._failure[1])
             began = self.steady()
             try:
+                # Asked before the tokens are read: a change in between makes the next check read them again.
                 version = self.book.version()
                 if self._checked_at is None or version != self._version:
                     self._read()
@@ -93,6 +95,7 @@ class Keys:
                 reason = str(error).strip().partition("\n")[0] or type(error).__name__
                 self._failure = (self.steady(), f"the database with the tokens is unavailable: {reason}")
                 raise KeysUnavailable(self._failure[1]) from error
+            # From when the query began, not ended: what was changed meanwhile may not be in its answer.
             self._checked_at, self._failure = began, None
 
     async def refresh_once(self, header: str) -> None:
@@ -104,6 +107,7 @@ class Keys:
         while not self.is_fresh(header) and (self._checked_at is None or self._checked_at < came):
             if self._refreshing is None or self._refreshing.done():
                 self._refreshing = asyncio.ensure_future(asyncio.to_thread(self.refresh, header))
+            # Shielded: a sender that disconnects must not cancel the refresh for which others wait.
             await asyncio.shield(self._refreshing)
 
     def _read(self) -> None:
@@ -115,12 +119,15 @@ class Keys:
         """Write when tokens were used, once a minute."""
         if not self._used or self.steady() - self._noted_at < NOTE_SECONDS:
             return
+        # Swapped first: uses that are noted meanwhile go into the new dictionary.
         used, self._used = self._used, {}
         self.book.note(used)
         self._noted_at = self.steady()
 
     def agent(self, header: str) -> Principal:
         """The reporting principal of an Authorization header; call `refresh` before. Raises Denied."""
+        # Until the first token exists a collector on loopback works without any; from then on none is let in without
+        # one.
         if not (self.required or self.files.agents or "agent" in self._roles):
             return ANYBODY
         offered = _hash(header)

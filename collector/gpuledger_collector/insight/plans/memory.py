@@ -189,11 +189,13 @@ def training_need(run: TrainingSetup) -> MemoryNeed:
     weight = trained_bytes(run.precision)
     own = run.parameters / (run.tensor * run.pipeline)
     ranks = run.data_parallel
+    # Mixed precision also keeps fp32 master weights; fp32 training has them already.
     master = 0.0 if weight == 4.0 else 4.0
     optimizer = own * (master + MOMENT_BYTES[run.optimizer]) / (ranks if run.zero >= 1 else 1)
     gradients = own * (4.0 if run.fp32_gradients else weight) / (ranks if run.zero >= 2 else 1)
     weights = own * weight
     if run.zero == 3:
+        # ZeRO 3 shards weights, but gathers those of a few layers while it works on them.
         gathered = GATHERED_LAYERS * weights * run.pipeline / run.architecture.layers
         weights = min(weights, weights / ranks + gathered)
     held = MemoryNeed(weights, gradients, optimizer, activation_bytes(run))
@@ -207,6 +209,7 @@ def activation_bytes(run: TrainingSetup) -> float:
     layers = shape.layers
     if run.recompute == FULL:
         inputs = 2.0 * tokens * shape.hidden / (run.tensor if run.sequence_parallel else 1)
+        # Full recomputation keeps the inputs of every layer, and everything of the one that is being recomputed.
         total = layers * inputs + layer_activation_bytes(run, with_scores=True)
     else:
         total = layers * kept
@@ -237,6 +240,7 @@ def inference_need(server: InferenceSetup) -> MemoryNeed:
     """Bytes of one GPU of a replica. Activations: residual stream and MLP of the tokens taken in, and fp32 logits."""
     shape = server.architecture
     tokens = server.batch * server.sequence
+    # Heads of keys and values cannot be split further: with more ranks than heads they are replicated.
     kv_ranks = min(server.tensor, shape.kv_heads)
     cache = tokens * kv_bytes_per_token(shape, server.kv_precision) / (kv_ranks * server.pipeline)
     running = min(tokens, server.prefill_tokens)
@@ -274,6 +278,7 @@ def _fewest_ranks(run: TrainingSetup, memory_bytes: float) -> int | None:
     if not enough(MOST_DATA_PARALLEL):
         return None
     low, high = 1, MOST_DATA_PARALLEL
+    # Need falls with the number of ranks, so the smallest one that is enough is found by bisection.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)

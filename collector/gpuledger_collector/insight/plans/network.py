@@ -154,6 +154,7 @@ def bandwidth(fabric: Fabric, group: RankGroup) -> float:
     if group.nodes == 1:
         return inside * fabric.efficiency
     crossing = group.in_node * fabric.between.bytes_per_second
+    # The slowest hop of a ring sets its pace; all ranks of a node share its adapters.
     return (crossing if group.in_node == 1 else min(inside, crossing)) * fabric.efficiency
 
 
@@ -200,9 +201,12 @@ def step_time(step: TrainingStep, fabric: Fabric) -> StepTime:
     flops = flops_per_token(step.architecture, step.parameters, step.sequence) * tokens
     compute = flops / (step.gpus * step.card.peak(step.precision) * step.kernel_efficiency)
     if step.full_recompute:
+        # The forward pass is a third of the arithmetic and is done once more.
         compute *= 4 / 3
     tensor = _tensor_seconds(step, fabric)
     data = _data_seconds(step, fabric)
+    # What can hide traffic: ZeRO 3 gathers in the forward pass as well; below ZeRO 2 gradients travel only with the
+    # last micro-batch.
     reachable = compute * (1.0 if step.zero == 3 else BACKWARD) * (1.0 if step.zero >= 2 else 1 / step.micro_batches)
     bubble = bubble_share(step.pipeline, step.micro_batches, step.chunks) * (compute + tensor)
     return StepTime(compute, tensor, _pipeline_seconds(step, fabric), bubble, data, min(data, reachable))
@@ -224,6 +228,7 @@ def _tensor_seconds(step: TrainingStep, fabric: Fabric) -> float:
 def _pipeline_seconds(step: TrainingStep, fabric: Fabric) -> float:
     if step.pipeline == 1:
         return 0.0
+    # Tensor-parallel ranks are placed first, so stages share a node only if all of both fit into it.
     link = fabric.inside if step.tensor * step.pipeline <= fabric.node_gpus else fabric.between
     transfer = _boundary_bytes(step) / step.tensor / (link.bytes_per_second * fabric.efficiency) + link.ring_hop_seconds
     return 2 * step.micro_batches * step.chunks * transfer

@@ -132,6 +132,7 @@ def daly_interval(checkpoint_seconds: float, mtbf_seconds: float) -> float:
     """Seconds of work between checkpoints, higher order (Daly 2006, equation 37)."""
     if checkpoint_seconds >= 2.0 * mtbf_seconds:
         return mtbf_seconds
+    # The series holds for checkpoints shorter than twice the time between failures; beyond, the interval is that time.
     part = checkpoint_seconds / (2.0 * mtbf_seconds)
     first = young_interval(checkpoint_seconds, mtbf_seconds)
     return first * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - checkpoint_seconds
@@ -145,6 +146,7 @@ def overhead(failures: Failures, gpus: int) -> FailureOverhead:
     mtbf = failures.gpu_mtbf_hours * HOUR_S / gpus
     pause = failures.checkpoint_seconds
     interval = failures.interval_seconds or daly_interval(pause, mtbf)
+    # Beyond this the exponentials below grow without bound: the run would fail before its next checkpoint.
     if failures.restart_seconds > MAX_RESTART_SHARE * mtbf or interval + pause > MAX_RESTART_SHARE * mtbf:
         raise ValueError(
             f"{gpus} GPUs would fail every {mtbf:.3g} s, too often for checkpoints every {interval:.3g} s that take "

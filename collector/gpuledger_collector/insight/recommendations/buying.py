@@ -136,6 +136,7 @@ def _hourly_gpus(window: Window, subject: _Reservable) -> tuple[float, Floats]:
     days = (window.end_ms - first_ms) / DAY_MS
     require_days(days, MIN_DEMAND_DAYS, "of demand ")
     require_observed(window.observed_share(subject.pool, subject.model))
+    # Every hour since the first demand, also those without any: an hour without demand still pays for a reservation.
     hours = range(first_ms - first_ms % HOUR_MS, window.end_ms - window.end_ms % HOUR_MS, HOUR_MS)
     return days, np.array([subject.demand_ns.get(hour, 0) for hour in hours], dtype=float) / (GPU_MICRO * HOUR_MS)
 
@@ -152,11 +153,13 @@ def _propose_reservation(subject: _Reservable, demand: tuple[float, Floats]) -> 
     best = newsvendor(gpus, break_even)
     if not best:
         return None
+    # Judged on hours that the choice has not seen: chosen and judged on the same ones, every count looks right.
     cut = len(gpus) * 2 // 3
     before, after = gpus[:cut], gpus[cut:]
     regret = cost(after, newsvendor(before, break_even), break_even)
     regret -= cost(after, newsvendor(after, break_even), break_even)
     p5, p50, p95 = (float(np.quantile(gpus, level)) for level in (0.05, 0.5, 0.95))
+    # Low: only what was wanted in nearly every hour, so that the reservation is used whatever comes.
     safe = min(best, math.floor(p5))
     low, expected = (
         Estimate(reservation=GpuReservation(subject.pool, subject.model, count, rate.rate, rate.currency, rate.id))

@@ -62,6 +62,7 @@ def _series_name(holding: Holding) -> str:
 def _propose_reclaim(window: Window, subject: str, runs: Sequence[IdleRun]) -> Proposal | None:
     findings = [finding for _, of_run in runs for finding in of_run]
     begins = (
+        # Low, expected and high differ only in how soon somebody reacts.
         {finding.key: finding.opened_ms + SLOW_MS for finding in findings},
         {finding.key: finding.opened_ms for finding in findings},
         {finding.key: finding.since_ms for finding in findings},
@@ -119,6 +120,7 @@ def _wasted(window: Window, holding: Holding, findings: Sequence[Finding], begin
         accelerator_id = finding.accelerator_id or 0
         for at, wasted_ns in finding.evidence["wasted_gpu_ns"].items():
             held = held_ms.get((accelerator_id, int(at)), 0) * window.accelerators[accelerator_id].gpu_micro
+            # Only time that was held in the window: findings may have begun before it.
             if not held or int(at) < max(begin_ms[finding.key], window.start_ms):
                 continue
             permille = min(PERMILLE, wasted_ns * PERMILLE // held)
@@ -140,6 +142,7 @@ class _FreeCapacity:
     @property
     def safe(self) -> int:
         """Accelerators that were free in nearly every hour."""
+        # Counts ascend: below this place lie the few hours in which less was free.
         return self.counts[int(len(self.counts) * SAFE_SHARE)]
 
 
@@ -150,6 +153,7 @@ def _free_capacity(window: Window, free: Holding) -> _FreeCapacity:
     for interval in free.usage:
         by_hour[interval.at_ms // HOUR_MS].append(interval)
     hours = range(window.start_ms // HOUR_MS, window.end_ms // HOUR_MS)
+    # Rounded down: three GPUs that were free for 20 minutes each are one free GPU at most.
     counts = sorted(sum(interval.held_ms for interval in by_hour.get(hour, ())) // HOUR_MS for hour in hours)
     return _FreeCapacity(list(by_hour.values()), counts, seen, len(window.accelerators))
 

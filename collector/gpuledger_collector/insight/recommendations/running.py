@@ -60,6 +60,7 @@ def _quiet_nights(window: Window) -> Iterator[tuple[str, _Nights]]:
         off = [(holder, interval) for holder, interval in usage if is_off(interval.at_ms)]
         held = sum(interval.held_ms for _, interval in off)
         busy = sum(interval.busy_ms for _, interval in off)
+        # A pool that is never busy is a matter for reclaiming; this is about pools that work by day.
         by_day = sum(interval.busy_ms for _, interval in usage) - busy
         if holdings and held and by_day and busy <= MAX_BUSY * held:
             yield f"{pool}/{model}", _Nights(pool, model, holdings, off, held, busy)

@@ -78,6 +78,7 @@ def measure_sizing(_window: Window, holding: Holding) -> Sizing:
 def _measure_slice(window: Window, holding: Holding) -> tuple[Sizing, list[IntervalUsage]] | None:
     """Sizing, and the usage in hours in which no whole GPU was free."""
     sizing = measure_sizing(window, holding)
+    # Unknown models, models without MIG and MIG instances themselves cannot be cut further.
     if sizing.spec is None or not sizing.spec.mig or "mig" in holding.model.lower():
         return None
     if holding.serving and "latency_slo" not in holding.tags:
@@ -99,11 +100,13 @@ def _propose_slice(holding: Holding, measured: tuple[Sizing, list[IntervalUsage]
     fits = (
         (sevenths, eighths)
         for sevenths, eighths in MIG_SLICES
+        # MIG cuts compute into sevenths and memory into eighths; a slice must be enough in both.
         if memory.p99 <= usable * eighths / 8 and activity.p99 <= sevenths / 7
     )
     sevenths, eighths = next(fits, (0, 0))
     if not sevenths:
         return None
+    # The larger share is what a slice takes of the board, as in rating; rounded up, so that no saving is overstated.
     spare = PERMILLE - math.ceil(PERMILLE * max(sevenths / 7, eighths / 8))
     profile = f"{sevenths}g.{int(memory_gib * eighths / 8)}gb"
     return holding_proposal(
@@ -136,7 +139,9 @@ class _SmallerGpu:
 
 def _measure_smaller(window: Window, holding: Holding) -> _SmallerGpu | None:
     sizing = measure_sizing(window, holding)
+    # The rate at the end of the window: a proposal is about the future, not about prices that have ended.
     price = window.book.price_at(holding.pool, holding.model, "", "", window.end_ms - 1)
+    # A smaller GPU saves money only where the larger one stops being paid for.
     if sizing.spec is None or price is None or price.purchase not in RENTED:
         return None
     cheaper = (
@@ -175,6 +180,7 @@ def _propose_smaller(holding: Holding, fit: _SmallerGpu) -> Proposal:
         holding,
         f"try {holding.name} on {fit.smaller.word.upper()}: p99 of memory {fit.sizing.memory.p99 / GIB:.1f} GiB fits, "
         "and so do its throughput and bandwidth",
+        # A slower GPU is held for longer: low as slow as its worst bound, high as fast as before, expected in between.
         [moved(holding, fit.rate, round((slow - 1) * PERMILLE)) for slow in (bound, math.sqrt(bound), 1.0)],
         {
             **fit.sizing.facts(),
@@ -230,6 +236,7 @@ def _fits(group: Sequence[tuple[Holding, Sizing]], candidate: tuple[Holding, Siz
         spec is not None
         and len(together) <= MAX_SHARING
         and group[0][0].owner.get("team") == candidate[0].owner.get("team")
+        # Even if all of them are busy at the same time, each gets the activity that it needs.
         and max(sizing.activity.p99 for sizing in together) <= 1 / len(together)
         and sum(sizing.memory.p99 for sizing in together) <= MEMORY_SHARE * spec.memory_gib * GIB
     )
@@ -243,6 +250,7 @@ def _propose_packing(group: Sequence[tuple[Holding, Sizing]]) -> Proposal | None
         changes += [
             UsageChange(usage.accelerator_id, holding.workload_id, usage.at_ms, PERMILLE)
             for usage in holding.usage
+            # The first of the group that held a GPU in an hour keeps it; those after it join.
             if usage.at_ms // HOUR_MS in hours
         ]
         hours |= {usage.at_ms // HOUR_MS for usage in holding.usage if usage.held_ms}

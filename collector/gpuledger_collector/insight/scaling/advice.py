@@ -119,6 +119,7 @@ def advise(
         return None
     last = int(np.flatnonzero(known)[-1])
     as_of = series.start_ms + last * series.step_ms
+    # No advice from old demand: whoever asks then reacts to what it sees itself.
     if now_ms - as_of > STALE_STEPS * series.step_ms:
         return None
     recent = slice(max(0, last + 1 - (PAST_DAYS + 1) * per_day), last + 1)
@@ -126,6 +127,7 @@ def advise(
     delay = max(1, round(lead_ms / series.step_ms))
     today = (as_of + series.step_ms) % DAY_MS // series.step_ms
     setting, wanted, reacting, mode = _choose(demand, known, delay, series.step_ms, limits, today)
+    # The demand of the step that has not ended yet may be above the last one, and must be served as well.
     now = max(float(demand[-1]), now_gpus)
     rise = np.zeros(len(SHOWN))
     if len(demand) > 2 * per_day:
@@ -167,6 +169,7 @@ def _choose(
     if len(demand) < MIN_DAYS * per_day:
         wanted = float(demand[-1]) * (1 + YOUNG_HEADROOM)
         return PolicySetting("reactive", headroom=YOUNG_HEADROOM), wanted, wanted, "young"
+    # Complete days only, so that the selection is the same all day and its cached result is reused.
     begun = len(demand) - today
     days = slice(begun - min(begun // per_day, PAST_DAYS) * per_day, begun)
     # Selecting takes seconds and much memory: one thread at a time, and the others get its cached result.
@@ -231,6 +234,7 @@ class _TargetHistory:
     def changed_ms(self) -> int:
         """When the current target came into force."""
         current = self.past[-1].gpus
+        # From the newest back: the first target of the latest run of equal ones brought it into force.
         unchanged = itertools.takewhile(lambda target: target.gpus == current, reversed(self.past))
         return min(target.at_ms for target in unchanged)
 
