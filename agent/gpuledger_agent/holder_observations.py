@@ -74,9 +74,11 @@ def observe_holders(
         for uuid, entries in known.items():
             if entries and owner.name == PROCESSES:
                 users[uuid] = tuple(entries)
+            # Sources are in the order of the settings: the first that knows the holders of an accelerator decides.
             elif entries and uuid not in holders:
                 allocated.add(uuid)
                 holders[uuid] = tuple(entries)
+    # Use decides only where no allocation is known.
     for uuid, entries in users.items():
         holders.setdefault(uuid, entries)
     has_allocations = any(owner.name != PROCESSES for owner in owners)

@@ -27,6 +27,7 @@ class MonotonicCounters:
         for name in COUNTERS & values.keys():
             key, raw = (uuid, name), values[name]
             last = self._last.get(key)
+            # A fall means a reset to 0: what was counted until then is added from now on.
             if last is not None and raw < last:
                 self._before_reset[key] = self._before_reset.get(key, 0) + last
             self._last[key] = raw

@@ -146,6 +146,7 @@ class CounterReader:
         for endpoint in self.endpoints:
             self._read_source(endpoint.source, endpoint.workload, holders, partial(fetch_page, endpoint.url))
         files = {f"file:{path.name}": path for path in self._files()}
+        # Forget problems of files that are gone, so that this map cannot grow with every run.
         self._logged = {
             source: text for source, text in self._logged.items() if source in files or not source.startswith("file:")
         }
@@ -181,6 +182,7 @@ class CounterReader:
         ]
         self._log(source, "" if rows else "no known counter on the page")
         with self._lock:
+            # The newest readings are kept: counters are cumulative, so the earlier ones matter least.
             self._read = [*self._read, *rows][-MAX_READINGS:]
 
     def _log(self, source: str, problem: str) -> None:

@@ -154,6 +154,7 @@ class Engine:
             return  # it ended between the two requests
         details = _decode(self._path, inspected, _Inspected)
         container = _container(details)
+        # Podman's Docker-compatible answer lacks CDI devices; its own API has the command that created the container.
         if not container.devices and details.host_config.runtime == _PODMAN:
             libpod = self._get(f"/v4.0.0/libpod/containers/{identity}/json")
             command = _decode(self._path, libpod, _Libpod).config.create_command if libpod is not None else None
@@ -241,6 +242,7 @@ def _devices(details: _Inspected) -> Iterator[str]:
         if request.driver in {"nvidia", "cdi"} or "gpu" in kinds or "nvidia" in kinds:
             yield from _requested(request)
     yield from device_file_numbers(file.path_on_host for file in details.host_config.devices or ())
+    # Only NVIDIA's runtime reads the variable.
     if details.host_config.runtime.startswith("nvidia"):
         yield from visible_devices(details.config.env or ())
 

@@ -82,8 +82,10 @@ def _exchange(
         "user-agent": "gpuledger-agent",
     }
     http2.send_headers(stream, [*headers.items(), *metadata.items()])
+    # The prefix of a message: not compressed, and its length in four bytes.
     http2.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
     answer = _Answer()
+    # Each step first sends what h2 has queued (the request, later window updates), then reads and handles events.
     while not answer.ended:
         connection.settimeout(_remaining(until))
         with contextlib.suppress(BrokenPipeError):  # the server has answered and closed; its answer can still be read
@@ -118,6 +120,7 @@ def _handle(event: Event, answer: _Answer, http2: H2Connection, stream: int) -> 
         if len(answer.body) > MAX_MESSAGE_BYTES + _PREFIX:
             raise CallFailed(f"the answer is larger than {MAX_MESSAGE_BYTES} bytes")
         if event.flow_controlled_length:
+            # Without it the flow-control window closes, and the server stops after 64 KiB.
             http2.acknowledge_received_data(event.flow_controlled_length, stream)
     elif isinstance(event, events.StreamEnded):
         answer.ended = True
@@ -128,6 +131,7 @@ def _handle(event: Event, answer: _Answer, http2: H2Connection, stream: int) -> 
 
 
 def _message(answer: _Answer) -> bytes:
+    # gRPC answers 200 even for a failed call; its own status is in the trailers.
     if answer.headers.get(":status") != "200":
         raise CallFailed(f"HTTP status {answer.headers.get(':status')}")
     status = answer.headers.get("grpc-status")

@@ -74,6 +74,7 @@ class ClusterView:
         """The pods with devices and what is known of them. Raises what the kubelet's client raises."""
         pods = self._pods()
         listed = frozenset((pod.namespace, pod.name) for pod in pods)
+        # A new pod is asked for at once; otherwise the API server hears from each node once per API_INTERVAL_S.
         fresh = self._asked_at is not None and self._clock() - self._asked_at < API_INTERVAL_S
         if self._api is not None and not (fresh and listed <= self._listed):
             self._ask(self._api, any(device.claim is not None for pod in pods for device in pod.devices))
@@ -82,6 +83,7 @@ class ClusterView:
         self._facts = {key: facts for key, facts in self._facts.items() if key not in gone}
         self._listed = listed
         unknown = listed - self._facts.keys()
+        # Without an answer of the API server, the kubelet's log folders still name the UID.
         by_logs = uids_by_logs(self._pod_logs) if unknown and self._pod_logs is not None else {}
         known = {key: PodFacts(by_logs[key]) for key in unknown if key in by_logs} | self._facts
         return Cluster(pods, known, self._namespaces, self._device_uuids)
@@ -124,6 +126,7 @@ def uids_by_logs(folder: Path) -> dict[tuple[str, str], str]:
         parts = name.split("_")  # no name in Kubernetes has an underscore
         if len(parts) == 3:
             key = (parts[0], parts[1])
+            # Two folders of one name: the pod was recreated, and the older folder still exists.
             uids[key] = None if key in uids else parts[2]
     return {key: uid for key, uid in uids.items() if uid}
 
@@ -212,6 +215,7 @@ def resolve(
     old, gke, claimed = _OLD_MIG.match(name), _GKE.match(name), _CLAIMED.match(name)
     if old:
         instances = _instances([entry for entry in accelerators if entry.device_uuid == old[1]], old[2])
+        # Without compute instances of its own a GPU instance is one accelerator, whatever number the name ends with.
         position = int(old[3])
         return instances[position : position + 1] if len(instances) > 1 else instances
     if gke:

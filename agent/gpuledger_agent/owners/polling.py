@@ -61,12 +61,14 @@ class PolledValue(Generic[T]):
 
     def value(self) -> T | None:
         """The latest answer; None when there is none, or only an old one."""
+        # Read once: the polling thread replaces it.
         latest = self._latest
         if latest is not None and self._clock() - latest[0] <= self._stale_s:
             if self._reported_stale:
                 self._reported_stale = False
                 log.info("owners %s: answers again", self.name)
             return latest[1]
+        # Before the first answer there is nothing to report yet; later silence means that a poll hangs.
         reason = self._reason or ("it hangs" if latest is not None else None)
         if not self._reported_stale and reason is not None:
             self._reported_stale = True

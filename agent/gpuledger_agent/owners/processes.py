@@ -34,8 +34,10 @@ def workload_of_cgroup(text: str) -> tuple[str, str] | None:
     A container of a user's own engine (rootless) gets the user into its id, `user-1000/ID`, so that no other container
     can have that id.
     """
+    # Remove the part that users name themselves before anything is recognized in the rest.
     own = _USERS_OWN.search(text)
     text = _USERS_OWN.sub("/", text)
+    # Slurm before pods before containers: a job may run in a pod, and a pod's processes are in containers.
     job = _SLURM.search(text)
     if job:
         return "slurm", job[1]
@@ -104,6 +106,7 @@ class ProcessOwners:
         started = self._start_time(pid)
         if started is None:
             return None
+        # Process ids are reused: with its start time a process is unique since the boot.
         key = (pid, started)
         workload = self._known.get(key)
         if workload is None:

@@ -141,6 +141,7 @@ class SlurmOwners:
 
     def _read(self, path: Path, mapping: bool) -> _CachedFile:
         """The file, from the cache while it is unchanged. Raises OSError and BadJobFile."""
+        # Not stat: a link is refused when the file is opened (O_NOFOLLOW), and its target says nothing about it.
         status = path.lstat()
         version = (status.st_ino, status.st_mtime_ns, status.st_size)
         known = self._cache.get(path)
@@ -182,6 +183,7 @@ def prolog_job(name: str, text: str, written_s: float) -> Job:
         key, equals, value = line.partition("=")
         if equals:
             values.setdefault(key.strip(), value.strip()[: 4 * MAX_TEXT])
+    # The name is checked against the content, so that a file that was copied or renamed bills nobody.
     if not _JOB.fullmatch(name) or values.get("job_id") != name:
         raise BadJobFile(f"has the job id {values.get('job_id', '')!a}, which is not its name")
     gpu_names = _listed(values.get("uuids", "")) or _numbers(values.get("gpus", ""))
@@ -297,5 +299,6 @@ class _GpuNames:
 def _holders(jobs: list[Job]) -> tuple[Holder, ...]:
     """The holders of one accelerator: weights are shards where every job has them, else equal."""
     by_shards = all(job.shards is not None for job in jobs)
+    # Job ids as numbers: shorter ones first, then by digits.
     ordered = sorted(jobs, key=lambda job: (len(job.workload.id), job.workload.id))
     return tuple(Holder(job.workload, job.shards or 1 if by_shards else 1) for job in ordered)

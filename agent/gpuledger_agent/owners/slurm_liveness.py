@@ -65,6 +65,8 @@ class JobLiveness:
         missing_s = self._monotonic_s() - self._missing_since.setdefault(job, self._monotonic_s())
         if missing_s < GRACE_S:
             return None
+        # The extern step lasts as long as the job, so one that was seen and is gone proves the end. Without it (no
+        # PrologFlags=contain) a job may rightly have no step, and only the time limit or a day decides.
         if job in self._extern:
             return "is of a job whose extern step has ended"
         now_s = self._wall_s()
@@ -110,6 +112,7 @@ class JobLiveness:
                 yield match[1].decode(), match[2].decode()
 
     def _before_boot(self, written: WriteRecord) -> bool:
+        # The boot id is exact. The boot time is a fallback: it moves with the wall clock.
         if written.boot_id:
             try:
                 return (self._proc / "sys/kernel/random/boot_id").read_text().strip() != written.boot_id

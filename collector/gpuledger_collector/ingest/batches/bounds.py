@@ -59,6 +59,8 @@ def check(plain: bytes, is_json: bool) -> None:
     if len(plain) <= SMALL_BYTES:
         return
     if is_json:
+        # Counting a byte is far cheaper than walking JSON, and there are at most as many values as commas, plus one per
+        # list.
         commas = plain.count(b",")
         if commas > MAX_COMMAS:
             raise TooLarge(f"the body has {commas} values, {MAX_COMMAS} are allowed")
@@ -114,6 +116,7 @@ def _json_length(raw: bytes) -> int:
     if raw.lstrip(_SPACE)[:1] != b"[":
         return 0
     commas = raw.count(b",")
+    # Few enough to be within any bound, or a list of plain values: commas count them well enough.
     if commas < min(MAX_RECORDS.values()) or raw.find(b"{") < 0:
         return commas + 1
     try:
@@ -127,6 +130,7 @@ def _entries(raw: bytes) -> dict[str, bytes]:
 
     A repeated name is refused: the first of the two would be decoded without having been counted.
     """
+    # 0x80 to 0x8F: a map of up to 15 entries; 0xDE and 0xDF: maps with a length of two or four bytes.
     if not raw or not (0x80 <= raw[0] <= 0x8F or raw[0] in {0xDE, 0xDF}):
         return {}
     entries = _map.decode(raw)
@@ -140,6 +144,7 @@ def announced_length(raw: bytes) -> int:
     if not raw:
         return 0
     first = raw[0]
+    # Small maps (0x8.) and lists (0x9.) have their length in the lower half of the first byte.
     if 0x80 <= first <= 0x9F:
         return first & 0x0F
     width = {0xDC: 2, 0xDE: 2, 0xDD: 4, 0xDF: 4}.get(first, 0)

@@ -41,6 +41,7 @@ def to_array(column: Column, rows: int, kind: str) -> Array:
         return absent_if_not_finite(values)
     if kind == "i8":
         return _to_integers(values)
+    # The sentinel of an absent integer would become an ordinary number in a float column.
     if column.kind == "i8":
         widened = values.astype("<f8")
         widened[values == ABSENT_INT64] = np.nan
@@ -70,6 +71,7 @@ def _from_list(values: list[float | int | None], kind: str) -> Array:
 
 
 def _to_integers(values: Array) -> Array:
+    # Casting a float that int64 cannot hold is undefined, so the inner `where` replaces it before the cast.
     in_range = np.isfinite(values) & (np.abs(values) < 2.0**63)
     return np.where(in_range, np.where(in_range, values, 0).astype("<i8"), ABSENT_INT64)
 
@@ -112,9 +114,11 @@ def pack(*blocks: Sequence[Array]) -> Iterator[bytes]:
 
 def _pack_block(columns: Sequence[Array]) -> Iterator[bytes]:
     absent = np.stack([is_absent(column) for column in columns])
+    # The usual case: every row has the same columns, as from one kind of GPU.
     if (absent == absent[:, :1]).all():
         yield _pack_group(columns, absent[:, 0])
         return
+    # A bit per column: equal bytes mean equal NULL patterns.
     patterns, group = np.unique(np.packbits(absent, axis=0), axis=1, return_inverse=True)
     group = group.reshape(len(columns[0]))
     for pattern in range(patterns.shape[1]):
@@ -123,6 +127,7 @@ def _pack_block(columns: Sequence[Array]) -> Iterator[bytes]:
 
 
 def _pack_group(columns: Sequence[Array], absent: npt.NDArray[np.bool_]) -> bytes:
+    # The dtype without its byte order: COPY wants big-endian, which `_row` declares.
     kinds = tuple("" if null else column.dtype.str[1:] for column, null in zip(columns, absent, strict=True))
     packed = np.repeat(_row(kinds), len(columns[0]))
     for place, column in enumerate(columns):
@@ -134,6 +139,7 @@ def _pack_group(columns: Sequence[Array], absent: npt.NDArray[np.bool_]) -> byte
 @lru_cache(maxsize=1024)
 def _row(kinds: tuple[str, ...]) -> Array:
     """A row of columns of these kinds, values still zero; "" is NULL, which has a length and no value."""
+    # A row of binary COPY: the number of fields, then for each its length (-1 for NULL) and its bytes.
     layout, lengths = [("fields", ">i2")], {}
     for place, kind in enumerate(kinds):
         layout.append((f"l{place}", ">i4"))
@@ -170,6 +176,7 @@ class BinaryArrayDumper(Dumper):
         head = _ARRAY_HEAD.pack(1, bool(absent.any()), _OIDS[kind], len(values), 1)
         if not absent.any():
             return head + elements.tobytes()
+        # With NULLs the elements differ in length, so the bytes of absent values are cut out of the packed rows.
         octets = elements.view(np.uint8).reshape(len(values), elements.dtype.itemsize)
         kept = np.ones_like(octets, dtype=bool)
         kept[absent, 4:] = False  # NULL has a size and no bytes

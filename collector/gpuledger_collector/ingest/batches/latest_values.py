@@ -65,6 +65,7 @@ class NodeHeartbeat:
         """
         if before is None:
             return self
+        # Sequence numbers order the batches of one epoch; between epochs only the order of arrival is known.
         later = self if before.epoch != self.epoch or before.seq < self.seq else before
         seen_at = max(self.seen_at, before.seen_at)
         return later if later.seen_at == seen_at else replace(later, seen_at=seen_at)
@@ -91,6 +92,7 @@ class PendingUpdates:
         """Add updates that arrived later; they replace earlier ones of the same accelerator or node."""
         self.values.extend(later.values)
         if len(self.values) >= MAX_PARTS:
+            # Merging bounds memory, and is cheaper for many parts at once than for each as it arrives.
             self.values[:] = [merge(self.values)]
         for node_id, heartbeat in later.heartbeats.items():
             self.heartbeats[node_id] = heartbeat.after(self.heartbeats.get(node_id))
@@ -133,6 +135,7 @@ class DeferredUpdates:
     def put_back(self, updates: PendingUpdates) -> None:
         """Defer again what could not be written: it arrived before all that is deferred now."""
         with self._lock:
+            # What arrived meanwhile is newer, so it is added to the older updates and not the other way around.
             updates.add(self._updates)
             self._updates = updates
 
@@ -157,6 +160,8 @@ def latest_values(samples: SampleRows | None, states: LatestStates) -> LatestVal
     count = len(accelerators)
     at, holder, state = blank(count, "i8"), blank(count, "i8"), np.full(count, _NO_STATE)
     place = np.searchsorted(accelerators, states.accelerator)
+    # The state first: where the accelerator was sampled too, the instant of the sample replaces the end of the
+    # interval.
     at[place], holder[place], state[place] = states.end_ms, states.workload, states.state
     hot = tuple(blank(count, kind) for kind in HOT_KINDS.values())
     if samples is not None:
@@ -189,6 +194,8 @@ def merge(parts: Sequence[LatestValues]) -> LatestValues:
         np.concatenate([getattr(part, name) for part in parts]) for name in ("accelerator", "at_ms", "state", "holder")
     )
     hot = tuple(np.concatenate(columns) for columns in zip(*(part.hot for part in parts), strict=True))
+    # A stable sort keeps parts of one accelerator in the order of arrival. `winner` is the row that holds the merged
+    # values so far: usually the row itself, an earlier one where that is newer.
     order, winner = np.argsort(accelerator, kind="stable"), list(range(len(at_ms)))
     at, has_no_state = at_ms.tolist(), (state == _NO_STATE).tolist()
     repeated = np.flatnonzero(accelerator[order][1:] == accelerator[order][:-1])
@@ -197,6 +204,7 @@ def merge(parts: Sequence[LatestValues]) -> LatestValues:
         if at[row] < at[before]:
             winner[row] = before
             continue
+        # Samples without an interval say nothing about the state: the one before still holds.
         if has_no_state[row]:
             state[row], holder[row] = state[before], holder[before]
         if at[row] == at[before]:
@@ -227,6 +235,7 @@ def _values_sql() -> str:
         f" ELSE coalesce(excluded.{name}, old.{name}) END"
         for name in HOT_KINDS
     )
+    # States travel as an index; SQL arrays count from 1.
     columns = ", ".join(["accelerator_id", "at_ms", f"({states})[state + 1]", "workload_id", *HOT_KINDS])
     return f"""
         INSERT INTO gpu_latest AS old ({", ".join(names)})

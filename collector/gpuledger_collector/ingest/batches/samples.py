@@ -40,6 +40,7 @@ def join_samples(batches: Sequence[ResolvedBatch]) -> SampleRows | None:
         return None
     accelerators = []
     for resolved, block in blocks:
+        # An array from position to id translates all rows of the block at once.
         ids = np.zeros(max(resolved.accelerators) + 1, dtype="<i8")
         for place, accelerator_id in resolved.accelerators.items():
             ids[place] = accelerator_id
@@ -55,6 +56,7 @@ def join_samples(batches: Sequence[ResolvedBatch]) -> SampleRows | None:
 def _join_column(name: str, blocks: Sequence[SampleBlock]) -> Array:
     """Concatenate a metric; absent where a block lacks it or has no finite number."""
     kind = METRIC_KINDS[name]
+    # Bytes are joined before they become an array: one array per metric instead of one per batch and metric.
     parts = [
         block.columns[name] if name in block.columns else blank(len(block.at_ms), kind).tobytes() for block in blocks
     ]
@@ -89,12 +91,14 @@ def slow_changes(
     """
     changes: list[SlowChange] = []
     latest: dict[tuple[int, str], tuple[int, float | None]] = {}
+    # By accelerator, then by time: lexsort sorts by its last key first.
     order = np.lexsort((samples.at_ms, samples.accelerator))
     for name, values in slow.items():
         absent = is_absent(values)
         for row in order[~absent[order]]:
             key = (int(samples.accelerator[row]), name)
             at_ms, value = int(samples.at_ms[row]), float(values[row])
+            # A change is relative to the reading before it in this flush, else to the stored one.
             before = latest.get(key) or known.get(key)
             if before is None or at_ms < before[0] or before[1] != value:
                 changes.append((*key, at_ms, value))
@@ -105,6 +109,7 @@ def slow_changes(
 
 def write_slow(connection: Connection, changes: Sequence[SlowChange]) -> None:
     """Write the changes; the same reading again replaces itself."""
+    # One row per key, because ON CONFLICT cannot update a row twice; of repetitions the last counts.
     unique = {change[:3]: change for change in changes}
     if not unique:
         return

@@ -135,6 +135,7 @@ def presence_intervals(batches: Sequence[ResolvedBatch]) -> IntervalRows:
                     ABSENT_INT64,
                     _STATE_INDEX["present"],
                     start_ms,
+                    # The end is exclusive, and no interval may be longer than a day.
                     min(int(at_ms.max()) + 1, start_ms + DAY_MS),
                     *(0, 0, 0, 0),
                     ABSENT_INT64,
@@ -158,10 +159,12 @@ def copy_usage_intervals(connection: Connection, *parts: IntervalRows) -> None:
     """COPY usage intervals."""
     blocks = []
     for rows, (index, state) in product(parts, enumerate(STATES)):
+        # Text columns need one length per block of the packer, and each state is a text of its own length.
         chosen = np.flatnonzero(rows.state == index)
         if len(chosen):
             columns = {name: getattr(rows, name)[chosen] for name in _COLUMNS.values()}
             columns["state"] = np.full(len(chosen), state.encode())
+            # Binary COPY takes exactly the width of the column, an integer.
             columns["record"] = columns["record"].astype("<i4")
             blocks.append(list(columns.values()))
     with (
@@ -174,6 +177,7 @@ def copy_usage_intervals(connection: Connection, *parts: IntervalRows) -> None:
 
 def latest_states(rows: IntervalRows) -> LatestStates:
     """The end, state and (largest, then first) holder of the latest usage interval of each accelerator."""
+    # lexsort has no descending order; negated positions let the first of equal holders sort last.
     first_wins = -np.arange(len(rows.accelerator))
     order = np.lexsort((first_wins, rows.held_ms, rows.end_ms, rows.accelerator))
     last = order[last_of_each(rows.accelerator[order])]

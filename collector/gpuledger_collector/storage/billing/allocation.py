@@ -82,6 +82,7 @@ def _months(
     while start_ms < period.end_ms:
         month = calendar.month(calendar.month_of(start_ms))
         part = Period(start_ms, min(month.end_ms, period.end_ms))
+        # A closed month is shared by the declarations that were in force when it was closed.
         closed_ms = closed.get(month.start_ms)
         yield month, part, None if closed_ms is None else dt.datetime.fromtimestamp(closed_ms / 1000, dt.UTC)
         start_ms = part.end_ms
@@ -165,4 +166,5 @@ def _emit(
             at = (line.currency, _shown(line, by))
             before = allocations.emitted.get(at, 0)
             grams = None if intensity is None else micrograms(line.energy_mj, intensity)
+            # One line without a known intensity makes the sum unknown: a partial sum would look complete.
             allocations.emitted[at] = None if before is None or grams is None else before + grams

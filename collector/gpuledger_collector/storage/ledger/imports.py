@@ -53,6 +53,7 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
         "name = excluded.name, tags = excluded.tags",
         (now,),
     )
+    # Rows are replaced, not updated: start and end may have moved to other days.
     before = connection.execute(
         "DELETE FROM imported_usage WHERE workload_id IN (SELECT known FROM changed) RETURNING pool"
     ).fetchall()
@@ -66,9 +67,11 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
     _record_updates(connection, int(now.timestamp() * 1000))
     changed = connection.execute("SELECT known, start_ms, end_ms, old_start_ms, old_end_ms FROM changed").fetchall()
     updated = sum(row[0] is not None for row in changed)
+    # Old and new spans: both the days that lose usage and the days that gain it are rated again.
     spans = [(row[1], row[2]) for row in changed] + [(row[3], row[4]) for row in changed if row[0] is not None]
     days = _days(spans, int(now.timestamp() * 1000))
     connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (days,))
+    # Days with imported usage cut the placements of their pool, so its boards are placed again.
     if spans:
         pools = sorted({row.pool for row in rows} | {pool for (pool,) in before})
         settle_pools(connection, pools, min(start for start, _ in spans))
@@ -136,6 +139,7 @@ def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
     for start, end in sorted((start, now_ms if end is None else end) for start, end in spans):
         first = start - start % DAY_MS
         if days:
+            # Spans are sorted by start: days that an earlier span has listed are not repeated.
             first = max(first, days[-1] + DAY_MS)
         days.extend(range(first, min(max(end, start + 1), now_ms), DAY_MS))
     return days
@@ -163,6 +167,7 @@ def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before
         for row in rows:
             copy.write_row((ids[row.uuid], row.at_ms, *(row.values.get(name) for name in names)))
     hours = {(ids[row.uuid], row.at_ms - row.at_ms % HOUR_MS) for row in rows}
+    # Instants that are packed already count as existing.
     packed = (
         "SELECT accelerator_id, at_ms FROM packed_sample" if archive.unpack_hours(connection, sorted(hours)) else ""
     )
