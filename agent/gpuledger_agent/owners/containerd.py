@@ -73,6 +73,7 @@ class Containerd:
             if namespace != _KUBERNETES
             for identity in self._running(namespace)
         ][:MAX_CONTAINERS]
+        # Containers that have ended are forgotten; new ones are inspected below.
         self._known = {key: self._known[key] for key in running if key in self._known}
         for key in running:
             if key not in self._known:
@@ -94,6 +95,7 @@ class Containerd:
 
     def _get(self, namespace: str, identity: str) -> Container:
         name = identity.encode()
+        # 0x0A: field 1 (the id) with its length; below 128 the length is a single byte.
         request = b"\x0a" + bytes([len(name)]) + name if len(name) < 128 else b""  # longer ids are not allowed
         reader = Reader()
         answer = self._call("containers.v1.Containers/Get", request, namespace)
@@ -110,6 +112,7 @@ class Containerd:
         return Container(identity, labels.get("nerdctl/name", identity), text(fields.get(3, b"")), labels, devices)
 
     def _call(self, method: str, request: bytes = b"", namespace: str | None = None) -> bytes:
+        # containerd takes the namespace of a call from its metadata.
         metadata = {} if namespace is None else {"containerd-namespace": namespace}
         return call(self._path, f"{_SERVICES}.{method}", request, timeout_s=self._timeout_s, metadata=metadata)
 
@@ -122,11 +125,13 @@ def specified_devices(content: bytes, nvidia_runtime: bool) -> Iterator[str]:
         raise BadMessage(f"an OCI specification cannot be read: {error}") from error
     for hook in (*(specification.hooks.prestart or ()), *(specification.hooks.created or ())):
         words = hook.args or []
+        # `--gpus` adds a hook that calls NVIDIA's program with the devices.
         if any(word.endswith("nvidia-container-cli") for word in words):
             for word in words:
                 if word.startswith("--device="):
                     yield from word.removeprefix("--device=").split(",")
     paths = [device.path for device in specification.linux.devices or ()]
+    # A privileged container has every device file of the machine, which says nothing about use.
     if not _EVERY_DEVICE.intersection(paths):
         yield from device_file_numbers(paths)
     if nvidia_runtime:

@@ -46,6 +46,7 @@ class Entry:
 
     def seal(self) -> str:
         """Compute the hash of this content after this predecessor."""
+        # One canonical text: ASCII, no spaces, fields in a fixed order, so that the hash can be recomputed anywhere.
         parts = [self.number, self.at_ms, self.who, self.what, self.subject, self.before, self.after, self.previous]
         return hashlib.sha256(json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -74,6 +75,7 @@ def record(connection: Connection, changes: Sequence[Change], at_ms: int, who: s
     """
     if not changes:
         return
+    # Each row contains the hash of the row before, so writers append one after the other until COMMIT.
     locks.take(connection, Lock.AUDIT)
     last = connection.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()
     number, previous = (0, "") if last is None else last
@@ -114,6 +116,8 @@ def verify(connection: Connection, noted: tuple[int, str] | None = None) -> Verd
     for entry in entries(connection):
         rows += 1
         fault = fault or _fault(entry, head)
+        # A chain that was rewritten from some row on is consistent in itself; only a head that was noted outside
+        # reveals it.
         if noted is not None and entry.number == noted[0] and entry.hash != noted[1]:
             fault = fault or f"row {entry.number} is not the one whose hash was noted"
         head = (entry.number, entry.hash)

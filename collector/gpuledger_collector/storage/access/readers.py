@@ -101,6 +101,7 @@ def plan(connection: Connection, role: str, password: str | None, owner: Mapping
     if owner is None and row_security.is_bound(connection, role):
         raise RoleRefused(f"{role} sees one owner's part only: drop the role first, or name another one")
     name = sql.Identifier(role)
+    # A superuser ignores every limit, and a role that has this user's rights may write whatever the collector may.
     row = connection.execute(
         "SELECT rolsuper, pg_has_role(oid, current_user, 'USAGE') FROM pg_roles WHERE rolname = %s", (role,)
     ).fetchone()
@@ -108,6 +109,7 @@ def plan(connection: Connection, role: str, password: str | None, owner: Mapping
         raise RoleRefused(f"{role} is no role for reading alone: it is a superuser or has this user's own rights")
     steps: list[Step] = []
     if row is None:
+        # Created in the transaction that also limits it, so that an error leaves no half-finished role.
         steps.append(_creation(connection, role, password))
     elif password is not None:
         steps.append(
@@ -161,6 +163,8 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
             "SELECT bool_or(has_function_privilege({}, oid, 'EXECUTE')) FROM pg_proc WHERE {}"
         ).format(text, sql.SQL(FUNCTIONS)),
     )
+    # From Postgres 16 on INHERIT and SET are separate: ending a role's sessions needs the first, becoming it the
+    # second.
     inherits = " WITH INHERIT TRUE, SET FALSE" if connection.info.server_version >= 160_000 else ""
     me = connection.execute("SELECT current_user").fetchone()
     assert me is not None
@@ -223,6 +227,7 @@ def _is_readiness_problems(connection: Connection, step: Step) -> bool:
 def _tried(connection: Connection, step: Step) -> bool:
     """Run an optional statement; return whether it had its effect."""
     try:
+        # A savepoint: a right that is missing must not end the transaction of the required statements.
         with connection.transaction():
             connection.execute(step.statement)
     except psycopg.errors.InsufficientPrivilege:
@@ -230,6 +235,8 @@ def _tried(connection: Connection, step: Step) -> bool:
     return step.readiness_problems is None or not _is_readiness_problems(connection, step)
 
 
+# Roles that may read charges and log in, but are no registered readers, lack a limit, or have sessions that this user
+# cannot end.
 _NOT_HELD = """
 SELECT r.rolname FROM pg_class c, aclexplode(c.relacl) a JOIN pg_roles r ON r.oid = a.grantee
 WHERE c.oid = to_regclass('charge') AND a.privilege_type = 'SELECT' AND r.rolcanlogin AND NOT r.rolsuper

@@ -77,6 +77,7 @@ def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
 
     Raises TokenRefused when two of its name are valid, or when its name belongs to a token of another kind.
     """
+    # Every change of a token is audited, so this lock also serializes the checks below with other changes of tokens.
     locks.take(connection, Lock.AUDIT)
     same = [token for token in every(connection) if token.name == wanted.name and token.live(wanted.made_ms)]
     if any((token.role, token.node, token.owner) != (wanted.role, wanted.node, wanted.owner) for token in same):
@@ -132,6 +133,7 @@ def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) ->
 def _live(connection: Connection, which: str, at_ms: int) -> list[Token]:
     locks.take(connection, Lock.AUDIT)
     live = [token for token in every(connection) if token.live(at_ms)]
+    # Names first: a token may be called like the number of another one.
     matching = [token for token in live if token.name == which] or [token for token in live if str(token.id) == which]
     if not matching:
         raise TokenRefused(f"no live token has the name or number {which}: gpuledger token list shows them")
@@ -185,6 +187,7 @@ class TokenStore:
             try:
                 return question(self._connection)
             except psycopg.Error:
+                # Once more on a new connection: the old one may have been cut by a restart of the database.
                 self._connection.close()
                 self._connection = None
         self._connection = self.database.connect()

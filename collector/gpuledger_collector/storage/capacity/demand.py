@@ -43,10 +43,13 @@ _MICRO = 1_000_000
 _QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 """Where a queue's items name the group; a scheduler knows no other level."""
 
+# Where each accelerator was in the period, with the name of its group.
 _PLACEMENTS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms,
         coalesce(c.out_ms, %(end_ms)s) AS out_ms, c.gpu_micro
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id
     WHERE c.in_ms < %(end_ms)s AND (c.out_ms IS NULL OR c.out_ms > %(start_ms)s)"""
+# Usage intervals in the shape of usage_hour for other steps: each is spread evenly over the steps that it touches. The
+# partition key start_ms is bounded by the longest interval, a day.
 _USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), %(step_ms)s) AS
     held_ms FROM (
         SELECT s.accelerator_id, s.workload_id, s.state, at,
@@ -56,6 +59,8 @@ _USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms,
                                         least(s.end_ms, %(end_ms)s) - 1, %(step_ms)s) AS at
         WHERE s.start_ms >= %(start_ms)s - 86400000 AND s.start_ms < %(end_ms)s AND s.end_ms > %(start_ms)s
               AND s.end_ms > s.start_ms AND s.state <> 'present') AS parts GROUP BY 1, 2, 3, 4)"""
+# Held and observed GPU-milliseconds (times a million) by group and step; a step that a move divides counts for both
+# placements.
 _HELD = """WITH placement AS ({placements})
     SELECT placement.grouped, u.hour_ms / %(step_ms)s * %(step_ms)s AS hour_ms,
            sum(u.held_ms * placement.gpu_micro) FILTER (WHERE u.state = 'held') AS held,
@@ -90,6 +95,8 @@ _ROLLED_UP = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WH
     GROUP BY 1, 2"""
 _ROLLED_UP_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN conservation_check p USING (day_ms)
     WHERE s.proved_at = p.proved_at AND p.until_ms <= %(end_ms)s"""
+# One row per group and workload: its first and last hour, how much it held in each, and its peak. `there` is the size
+# of the accelerators that it held anything of.
 _LIVES = """WITH placement AS ({placements}), used AS (
         SELECT placement.grouped, u.workload_id, u.hour_ms / 3600000 * 3600000 AS hour_ms,
                sum(u.held_ms * placement.gpu_micro) / 3600000.0 AS held,
@@ -243,6 +250,7 @@ def _arrays(packed: bytes, length: int) -> Ints:
 
 def _queue(source: str, readings: Sequence[_Readings], group: str) -> QueueReadings:
     at_ms = np.concatenate([instants for _, instants, _ in readings])
+    # Rows with the same names come together, so the readings of a source are not in the order of time.
     order = np.argsort(at_ms)
     gpus: dict[str, Floats] = {}
     start = 0
@@ -267,7 +275,10 @@ def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Map
     period = {"start_ms": start_ms, "end_ms": end_ms}
     rows: dict[str, list[_Life]] = {}
     for row in _select(connection, _LIVES.format(placements=_placements(group)), period):
+        # A workload that fills no entire hour between its ends has no hour with its full size: the accelerators stand
+        # for it.
         gpus = float(row.most if row.last_ms - row.first_ms >= 2 * HOUR_MS else row.there) / _MICRO
+        # It held the end of its first hour and the beginning of its last one.
         begun_ms = row.first_ms + HOUR_MS - _held_part(row.first_held, gpus)
         if row.first_ms == row.last_ms:
             begun_ms = row.first_ms
@@ -277,6 +288,7 @@ def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Map
     observed = set(rows)
     imported = _IMPORTED_LIVES.format(group="u.pool" if group == "pool" else "u.gpu_model")
     for row in _select(connection, imported, period):
+        # Where accelerators are observed, imported usage would count the same workloads a second time.
         if row.grouped not in observed:
             ended_ms = STILL_RUNNING if row.end_ms is None else row.end_ms
             rows.setdefault(row.grouped, []).append((row.start_ms, ended_ms, row.gpu_micro / _MICRO, row.owner))

@@ -110,6 +110,7 @@ def silence(connection: Connection, pool: str, now_ms: int) -> str:
 
 def _suffices(fine: Series, hours: Series) -> bool:
     """Whether five-minute steps cover enough of the past, and are as recent as the hours."""
+    # 0.9: a few unknown steps must not force a pool back to hours.
     enough = min(MIN_DAYS * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
     return fine.known >= enough and _known_until(fine) >= _known_until(hours)
 
@@ -168,6 +169,7 @@ def rate(connection: Connection, pool: str, at_ms: int) -> GpuHourRate | None:
     weighted = [(book.price_at(pool, model, node, "", at_ms), int(gpu_micro)) for model, node, gpu_micro in places]
     priced = [(price.rate, price.currency, weight) for price, weight in weighted if price is not None]
     total = sum(weight for _, _, weight in priced)
+    # A mean over priced parts only, or over two currencies, would be wrong without anybody noticing.
     if len(priced) < len(weighted) or len({currency for _, currency, _ in priced}) != 1 or not total:
         return None
     mean = sum((price * weight for price, _, weight in priced), Decimal(0)) / total

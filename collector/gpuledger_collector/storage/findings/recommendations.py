@@ -88,6 +88,7 @@ def decided(connection: Connection, now_ms: int) -> frozenset[str]:
 
 def put(connection: Connection, recommendations: Sequence[Recommendation], run: RecommendationRun) -> None:
     """Write recommendations; open ones that are not among them expire."""
+    # A recommendation that was decided or expired and is found again opens anew; one that is still open keeps its age.
     names = (*_COLUMNS, *_AMOUNTS)
     updates = ", ".join(f"{name} = excluded.{name}" for name in names if name not in {"key", "made_ms"})
     with connection.cursor() as cursor:

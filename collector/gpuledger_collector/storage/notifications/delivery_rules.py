@@ -94,6 +94,8 @@ def plan(
 
     `planned` counts the single messages planned for this recipient on a day (a Period in the recipient's zone).
     """
+    # In this order: urgent ones at once; digests after quiet hours; then what the daily limit or the rules put into a
+    # digest; the rest after quiet hours.
     if urgent or kind in rules.pass_kinds:
         return DeliveryPlan(at_ms, joins_digest=False)
     free_ms = end_of_quiet(rules, at_ms)
@@ -126,6 +128,7 @@ def _end_of_quiet(quiet: tuple[int, int], zone: str, minute: int) -> int:
 
 def _is_quiet(quiet: tuple[int, int], minute: int) -> bool:
     start, end = quiet
+    # Quiet hours may span midnight.
     return start <= minute < end if start < end else minute >= start or minute < end
 
 
@@ -143,6 +146,7 @@ def next_digest(rules: DeliveryRules, at_ms: int) -> int:
     """The first instant after `at_ms` at which a digest is due; an hour that comes twice counts the first time."""
     clock = time(rules.digest_at // 60, rules.digest_at % 60)
     first = _local(rules.zone, at_ms).date()
+    # A week and a day more: today's instant may have passed, and the weekly one be a week ahead.
     for ahead in range(9):
         day = first + timedelta(days=ahead)
         due_ms = round(datetime.combine(day, clock, ZoneInfo(rules.zone)).timestamp()) * 1000

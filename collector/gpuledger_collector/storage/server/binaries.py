@@ -63,6 +63,7 @@ def server_user(effective_uid: int, wanted: str | None) -> RunAs | None:
 def permits(path: Path, user: RunAs, bits: int) -> bool:
     """Whether the mode of `path` itself gives `user` the permission `bits` (4 read, 2 write, 1 search)."""
     status = path.stat()
+    # As the kernel decides: only the first class that applies counts, even where another one would permit more.
     if status.st_uid == user.uid:
         granted = status.st_mode >> 6
     elif status.st_gid in user.groups:
@@ -105,9 +106,11 @@ def reachable_programs(user: RunAs | None, near: Path) -> Path:
     root = installed()
     if usable(root, user):
         return root
+    # The name changes with the installed programs, so an upgrade makes a new copy.
     version = hashlib.sha256(f"{root}:{(root / 'bin/postgres').stat().st_mtime_ns}".encode()).hexdigest()[:12]
     copy = near / f"programs-{version}"
     with (near / "programs.lock").open("w") as lock:
+        # Two commands that start at the same time would both copy.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not copy.exists():
             copy_programs(root, copy)
@@ -172,6 +175,7 @@ def shared_root() -> Path:
             "set GPULEDGER_DATA_DIR to a folder that every user may walk through, or give a database by --dsn"
         ) from error
     status = SHARED_ROOT.stat()
+    # Whoever could write here could replace programs or data that root then starts.
     if status.st_uid != 0 or status.st_mode & 0o022:
         raise EnvironmentLacks(f"{SHARED_ROOT} must belong to root and be writable by root alone")
     if status.st_mode & 0o001 == 0:
