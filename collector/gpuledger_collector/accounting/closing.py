@@ -96,7 +96,7 @@ def receipt(
     proof: Reconciliation,
     shares: Sequence[SharedPart] = (),
 ) -> Mapping[str, object]:
-    """What a close leaves behind for people: who is billed what, the proof, and the seal over every line."""
+    """The receipt of a close as a JSON object: period, invoices, shares, totals, proof, corrections and the seal."""
     corrections = [line.charge for line in lines if line.booked_day_ms is not None]
     corrected: dict[str, int] = defaultdict(int)
     for charge in corrections:

@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.rating import Charge
 
 
 def difference(before: Iterable[Charge], after: Iterable[Charge]) -> list[Charge]:
-    """Find the lines that turn the charges `before` into those `after`; amounts may be negative, never all zero.
+    """Return a charge per changed line with the amounts of `after` less `before`: negative where less is due now.
 
     Charges are compared by everything but their amounts and the exact start and end of their line, prices by their
     terms: a price book that was written anew with the same rates changes nothing. An amount that was known and is not

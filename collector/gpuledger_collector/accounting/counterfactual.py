@@ -32,7 +32,7 @@ PERMILLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class UsageChange:
-    """What an advice does to the time that one holder (None: nobody) has of an accelerator from an rating interval's
+    """What an advice does to the time that one holder (None: nobody) has of an accelerator from a rating interval's
     begin on.
 
     `back_permille` and `spare_permille` are thousandths of that time; what remains may be `moved_to` another rate.
@@ -225,13 +225,13 @@ def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], reservatio
 
 
 def dearer(price: Price, permille: int) -> Price:
-    """The rate with an overhead of so many thousandths, to the digits that rates have."""
+    """Return the price with its rate raised by `permille` thousandths, rounded to the decimal places of a rate."""
     factor = Decimal(PERMILLE + permille).scaleb(-3)
     return replace(price, rate=(price.rate * factor).quantize(Decimal(1).scaleb(-RATE_DIGITS)))
 
 
 def amount(sums: Mapping[str, Saving]) -> tuple[str | None, Saving | None]:
-    """The one currency and saving of a difference; no saving where some changed time is unpriced or currencies mix."""
+    """Return the single currency and its saving; (None, None) where changed time is unpriced or currencies mix."""
     if any(saving.unpriced_gpu_ns for saving in sums.values()):
         return None, None
     priced = {currency: saving for currency, saving in sums.items() if currency}

@@ -113,7 +113,7 @@ class Placement:
         return self.node_id, self.pool, self.model, self.gpu_micro, self.source
 
     def reaches(self, at_ms: int) -> bool:
-        """Whether the accelerator is there just before an instant; what happens at the instant is another question."""
+        """Whether the accelerator is there just before an instant, even if it leaves at that instant."""
         return self.in_ms < at_ms and (self.out_ms is None or at_ms <= self.out_ms)
 
     def holds(self, at_ms: int) -> bool:
@@ -223,7 +223,7 @@ def merged(rows: Sequence[Placement]) -> list[Placement]:
 
 
 def spliced(before: Sequence[Placement], placed: Sequence[Placement], at_ms: int) -> list[Placement]:
-    """The rows up to an instant, and those from it on."""
+    """Join the rows of `before` up to an instant with those of `placed`, which begin at it."""
     # Merged again at the seam: a row that goes on unchanged must not look as if it had ended.
     kept = [replace(row, out_ms=at_ms) if row.holds(at_ms) else row for row in before]
     return merged([*kept, *placed])
@@ -479,7 +479,7 @@ class _Sweep:
 
 
 def _fit(attributes: Attributes, others: Iterable[_There]) -> bool:
-    """Whether a part with these attributes and the others are at most one device."""
+    """Whether the shares of a part with these attributes and of the others add up to at most one device."""
     return attributes.gpu_micro + sum(entry.row.gpu_micro for entry in others) <= GPU_MICRO
 
 

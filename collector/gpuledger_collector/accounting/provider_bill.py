@@ -423,7 +423,7 @@ class _Comparing:
         self._put("rounding", key, currency, ("", ""), rest, 0)
 
     def _put(self, kind: str, key: _Key, currency: str, what: tuple[str, str], amount: int, gpu_ns: int) -> int:
-        """Note a part of a difference; the amount again."""
+        """Record a part of a difference and return its amount, for the caller to subtract."""
         pool, node, day_ms = key
         if node and (place := self._places.get((node, day_ms))) is not None:
             pool = place.pool

@@ -56,7 +56,7 @@ DIMENSIONS = (*LEVELS, "pool")
 
 @dataclass(frozen=True, slots=True)
 class LineShare:
-    """What a shared cost adds to a line (takes from it, where negative). `line` None: nobody was there to bear it."""
+    """What a shared cost adds to a line; negative: takes from it. `line` None: nobody of its scope held any time."""
 
     name: str
     currency: str

@@ -50,7 +50,7 @@ class UsageInterval:
 
 @dataclass(frozen=True, slots=True)
 class HourlyUsage:
-    """What one state (and holder) had of an rating interval. `held_ms` is its time for every state, activity only for
+    """What one state (and holder) had of a rating interval. `held_ms` is its time for every state, activity only for
     `held`.
     """
 

@@ -64,6 +64,7 @@ def create(
         redoc_url=None,
     )
     app.add_middleware(NoNul)
+    # These three bound their bodies themselves, with limits of their own.
     app.add_middleware(BodyLimit, exempt={"/v1/batches", "/v1/queue", "/api/v1/write"})
     app.include_router(batches.router(endpoint))
     app.include_router(remote_write.router(remote))
@@ -105,6 +106,7 @@ def _add_operation_routes(
         is not stopping. `note` names what needs attention before that changes.
         """
         reason = "this collector is stopping" if is_leaving() else readiness_problem()
+        # A collector that is stopping says nothing about the database.
         if not is_leaving():
             metrics.database_up.set(reason is None)
         if reason is None:
@@ -135,6 +137,7 @@ def with_security_headers(send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = message.get("headers", ())
+            # Pages allow their own styles and images; a second policy would only forbid them again.
             has_policy = any(name.lower() == POLICY[0] for name, _ in headers)
             policy = [] if has_policy else [POLICY]
             message = {**message, "headers": [*headers, *SECURITY_HEADERS, *policy]}

@@ -140,6 +140,7 @@ def _add_reading_routes(routes: APIRouter, context: ReadContext) -> None:
             raise ValueError("after: is not the `next` of an answer")
         states = [state for state in STATES if everything or state not in RESOLVED]
         with context.connection(principal) as connection:
+            # Filtered before the page is cut: a shorter page must not reveal that others have disputes.
             rows = [row for row in disputes.listed(connection, states) if principal.sees(row.owner)]
         newer = sorted((row for row in rows if row.id > int(after or 0)), key=lambda row: row.id)
         answer = paginate([as_object(row) for row in newer], limit, "id")
@@ -217,5 +218,6 @@ def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
 def visible_dispute(dispute: Dispute, principal: Principal) -> Dispute:
     """The dispute. Raises NoDispute where the reader does not see its owner."""
     if not principal.sees(dispute.owner):
+        # The same answer as for a number that does not exist: a viewer must not learn of others' disputes.
         raise NoDispute(f"there is no dispute {dispute.id}")
     return dispute

@@ -81,6 +81,7 @@ class HourlyCache(Generic[T]):
         """The latest value, an older one while it is recomputed, None while there is none."""
         hour = now_ms // HOUR_MS
         with self.lock:
+            # One thread at a time, however many pages ask; while it runs the older value is shown.
             if (self.value is None or self.value[0] != hour) and (self.thread is None or not self.thread.is_alive()):
                 self.thread = threading.Thread(target=self._run, args=(hour,), name="hourly-cache", daemon=True)
                 self.thread.start()
@@ -162,6 +163,7 @@ def bearer_header(header: str) -> str:
         plain = base64.b64decode(header.removeprefix(BASIC), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return ""
+    # Any user name: browsers always ask for one.
     return f"Bearer {plain.partition(':')[2]}"
 
 

@@ -83,6 +83,7 @@ def _read_page(
         if step_ms:
             readings = means(readings, step_ms)
         rows = len(readings)
+        # `after` counts instants over all accelerators, so what is skipped is used up by one after the other.
         first, skip = min(skip, rows), max(0, skip - rows)
         count = min(remaining, rows - first)
         if count:

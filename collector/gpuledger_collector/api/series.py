@@ -84,6 +84,7 @@ def parse_instants(start: str, end: str) -> Period:
 def _check_viewer(principal: Principal, state: str) -> None:
     if principal.owner is None:
         return
+    # The series keep no deeper levels: filtering by a higher one would show others' numbers.
     if deeper := sorted(set(principal.owner) - set(series.OWNER_LEVELS)):
         raise HTTPException(403, f"series exist by org, team and project: this token is limited to one {deeper[0]}")
     if state != "held":

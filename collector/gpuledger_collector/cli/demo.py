@@ -130,6 +130,7 @@ class Stage:
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
+                # A session of its own: Ctrl-C reaches the demo alone, which ends its processes in order.
                 start_new_session=True,
             )
 
@@ -237,6 +238,7 @@ def instant(at: datetime) -> str:
 def set_up(output: Path, port: int) -> Stage:
     """An empty folder with the demo's own settings; a folder that is not the demo's is left alone."""
     folder = output.resolve()
+    # The folder is deleted below, so it must be one that the demo itself has made.
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
         refuse(f"{folder} is not empty and was not made by the demo; name another folder with --output")
     if in_use(folder / "data"):
@@ -245,6 +247,7 @@ def set_up(output: Path, port: int) -> Stage:
         shutil.rmtree(folder)
     (folder / "logs").mkdir(parents=True)
     (folder / MARKER).write_text("made by gpuledger demo; may be deleted\n")
+    # Settings of a real installation on this machine must not reach the demo, nor its data the other way round.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER_")}
     chosen = port or free_port(8440)
     environment = {

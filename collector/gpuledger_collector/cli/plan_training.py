@@ -158,6 +158,7 @@ def _book_rate(gpu: str, pool: str, dsn: str | None, config: Path | None) -> Gpu
     """The rate in force now for this GPU model, by its short name or by a longer one that the book has."""
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         book = PriceBook(prices.current(connection))
+    # Longer names first: the book may call an H100 `NVIDIA H100 80GB HBM3`, which the short name does not match.
     longer = sorted({price.gpu_model for price in book.prices if model_match(gpu, price.gpu_model) > 0})
     candidates = (book.price_at(pool, name, "", "", session.now_ms) for name in (*longer, gpu))
     price = next((candidate for candidate in candidates if candidate is not None), None)

@@ -78,6 +78,8 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
     """These columns as text; a line of the file is its row plus two."""
     source: Any = sys.stdin if path == "-" else path
     try:
+        # As text, with blank lines and without pandas' words for missing values: a row's number stays its line's, and
+        # `NA` is refused instead of becoming a gap.
         table = pd.read_csv(source, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig")
     except pd.errors.EmptyDataError:
         refuse(f"{path}:1: the file is empty; its first line must name the columns {','.join(columns)}")
@@ -96,6 +98,7 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
         present, needed = ",".join(table.columns), ",".join(columns)
         refuse(f"{path}:1: the column {missing[0]!r} is missing; needed are {needed}, the file has {present}")
     table = table[list(columns)].fillna("")
+    # Blank lines at the end only: one in the middle is a mistake that is named with its line.
     while len(table) and not "".join(table.iloc[-1]):
         table = table.iloc[:-1]
     if not len(table):
@@ -130,6 +133,7 @@ def _style(example: str) -> WriteInstants:
 
     def write(at_ms: Ints) -> list[str]:
         local = at_ms + shift_ms
+        # Dates stay dates only while every instant is a midnight; otherwise the time of day would be lost.
         if len(example) == 10 and not (local % DAY_MS).any():
             return [str(day) for day in local.astype("datetime64[ms]").astype("datetime64[D]")]
         unit = "ms" if (local % 1000).any() else "s"

@@ -17,6 +17,7 @@ from gpuledger_common.plurals import plural
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
     """What was charged in one currency in minor units, and capacity x rate: they add up to it as printed."""
     digits = minor_digits(currency)
+    # The parts are rounded together and the capacity by itself: where the proof holds, both are the same number.
     units = to_minor_units([sums.cost.get(currency, 0) for sums in sheet.charged.values()], digits)
     whole = to_minor_units([sheet.capacity.cost.get(currency, 0)], digits)[0]
     return {name: format_minor(unit, digits) for name, unit in zip(sheet.charged, units, strict=True)}, (

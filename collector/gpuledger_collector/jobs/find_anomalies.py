@@ -113,6 +113,7 @@ class TeamSpending:
         for hour in range(hours):
             if any(coverage.get((pool, start_ms + hour * HOUR_MS), 0.0) < MIN_COVERAGE for pool in self.pools):
                 first[hour] = np.nan
+        # A rise of the rate is visible in any hour, also in one with too little evidence to judge usage.
         return Series(self.name, start_ms, HOUR_MS, first), actual > PRICE_RISE * before
 
 

@@ -188,6 +188,7 @@ def _readings(accelerators: Sequence[IdleAccelerator]) -> str:
     texts = []
     for name, template in READINGS:
         evidence = [accelerator.finding.evidence.get(name) for accelerator in accelerators]
+        # Mean over the GPUs that have the reading: an absent one is unknown, not zero.
         values = [value for value in evidence if value is not None]
         if values:
             mean = sum(values) / len(values)

@@ -35,6 +35,7 @@ def statuses(connection: Connection, at_ms: int) -> list[Status]:
 def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int) -> Status:
     """The standing of a budget as of an instant, from what is rated by then."""
     at_ms_in = min(at_ms, period.end_ms)
+    # Up to where the ledger is rated, not up to now: the time in between has no cost yet and would look like a pause.
     known_ms = max(budgets.rated_until(connection, at_ms_in) or period.start_ms, period.start_ms)
     spend = budgets.spend(connection, budget, Period(period.start_ms, known_ms))
     if at_ms >= period.end_ms:
@@ -69,6 +70,7 @@ def _ahead(connection: Connection, budget: Budget, period: Period, known_ms: int
         budgets.rated_since(connection, known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms
     )
     history = budgets.daily_costs(connection, budget, Period(since_ms, today_ms))
+    # Days before the owner's first cost are no history: zeros from before a project began would pull the forecast down.
     first = next((at for at, cost in enumerate(history) if cost), len(history))
     left = (today.end_ms - known_ms) / today.ms
     after = len(days.days(Period(today_ms, period.end_ms))) - 1

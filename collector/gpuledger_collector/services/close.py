@@ -17,7 +17,7 @@ from gpuledger_collector.storage.locks import Connection
 
 
 class CannotClose(Exception):
-    """The month is not fit to be closed; the sentence says why and what cures it."""
+    """The month cannot be closed yet; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from gpuledger_collector.storage.locks import Connection
 
 
 def book_of(connection: Connection) -> PriceBook:
-    """The price book in force, with the choices between ways of buying; hours are cut where rules change as well."""
+    """Read the price book in force with its purchase choices; it also cuts hours where attribution rules change."""
     return PriceBook(prices.current(connection), commitments.choices(connection), edges_of(rules.current(connection)))
 
 
@@ -98,7 +98,7 @@ def cover_day(
         )
     coverage = cover(in_force, demands, parts, until_ms)
     for key, at in begins.items():
-        # Imported usage may begin inside an rating interval: rating asks for its shares by where it begins.
+        # Imported usage may begin inside a rating interval: rating asks for its shares by where it begins.
         shares: dict[int, list[CoveredShare]] = coverage.shares.get(key, {})
         if shares:
             coverage.shares[key] = {at[start_ms]: shares_of_part for start_ms, shares_of_part in shares.items()}

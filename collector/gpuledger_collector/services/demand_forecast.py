@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def pool_demand(connection: Connection, now_ms: int, pool: str | None = None) -> list[Series]:
     """Hourly demand of every pool, or of one, over the last weeks. Raises UnknownPool."""
+    # The running hour is not complete and would look like a fall of demand.
     end_ms = now_ms // HOUR_MS * HOUR_MS
     hourly = demand.demand(connection, end_ms - DEMAND_DAYS * DAY_MS, end_ms, "pool")
     chosen = [series for series in hourly if pool in {None, series.name}]

@@ -29,6 +29,7 @@ def preview_decision(connection: Connection, decisions: Sequence[Reattribution],
     moves: list[Move] = []
     for start_ms in sorted(starts):
         day = calendar.day_of(start_ms)
+        # Both sides by the same rating: whatever else has changed since the days were rated is on both.
         before, *_ = priced(usage_of(connection, day, now_ms), book)
         after, *_ = priced(usage_of(connection, day, now_ms, decisions), book)
         is_closed = any(closed_period.period.clip(day) for closed_period in closed)

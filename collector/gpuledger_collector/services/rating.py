@@ -107,7 +107,7 @@ def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int |
 
 
 def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
-    """What happened on a day, as far as it has been folded; `proposed` are decisions that are not made yet."""
+    """Read what a day's charges follow from, as far as it is folded; `proposed` reattributions count as if decided."""
     until_ms = _rated_until(connection, day, now_ms)
     decided = Reattributions([*reattributions.of(connection, day), *proposed])
     pieces = _pieces(connection, day, until_ms)
@@ -183,7 +183,7 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, RatedPlaceme
 
 
 def booking_day(connection: Connection, at_ms: int) -> int:
-    """The day on which a correction is booked: that of an instant, or the first day after all closed ones."""
+    """Start of the day on which a correction is booked: that of `at_ms`, or the first after the last closed period."""
     return max(
         [
             zones.calendar(connection).day_of(at_ms).start_ms,

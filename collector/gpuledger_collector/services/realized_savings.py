@@ -33,6 +33,7 @@ def measure_savings(connection: Connection, now_ms: int) -> list[RealizedSaving]
             _next_midnight(calendar.day_of(at_ms), at_ms)
             for at_ms in (recommendation.start_ms, recommendation.decided_ms)
         )
+        # Entire days on both sides: the day of the decision belongs to neither.
         if decided.start_ms <= opened_ms or today_ms <= first_ms:
             continue
         days = calendar.days(Period(first_ms, today_ms))[:max_days]
@@ -58,6 +59,7 @@ def measure_savings(connection: Connection, now_ms: int) -> list[RealizedSaving]
             "before_at_rates_since_micro": saving.before_micro,
             "unknown": saving.unknown,
         }
+        # A missing rate may still be declared; after that time the saving stays unknown for good.
         has_amount = saving.micro is not None or now_ms >= after.end_ms + VALID_MS
         done = len(days) >= max_days and has_amount
         savings.append(RealizedSaving(recommendation.id, saving.micro, after.end_ms, details, done=done))

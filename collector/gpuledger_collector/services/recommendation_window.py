@@ -26,6 +26,7 @@ class ObservedWindow:
 
     def __init__(self, connection: Connection, now_ms: int) -> None:
         self._connection = connection
+        # Complete hours only: the running one would look idle in its missing minutes.
         end_ms = now_ms - now_ms % HOUR_MS
         longest = Period((end_ms - WINDOW_DAYS * DAY_MS) // DAY_MS * DAY_MS, end_ms)
         capacity = inventory.capacity(connection, longest)
@@ -35,6 +36,7 @@ class ObservedWindow:
         self._owners: dict[_HoldingKey, dict[str, str]] = {}
         """Of each holding at its first piece inside the window."""
         first_ms = min((row.in_ms for row in capacity), default=end_ms)
+        # A fleet that is younger than the window is judged on the time that it has existed.
         self.period = Period(max(longest.start_ms, -(-first_ms // HOUR_MS) * HOUR_MS), end_ms)
         if self.period.ms:
             days = Period(self.period.start_ms // DAY_MS * DAY_MS, -(-end_ms // DAY_MS) * DAY_MS)

@@ -48,6 +48,7 @@ def decide_pools(
         terms = declared.get(demand.pool) or replace(defaults, pool=demand.pool)
         if lead_s is not None:
             terms = replace(terms, lead_ms=lead_s * 1000)
+        # Read only where a money limit needs it.
         rate = None if terms.money_per_hour is None else scaling.rate(connection, demand.pool, now_ms)
         past = scaling.past(connection, demand.pool, now_ms)
         decisions[demand.pool] = decide(demand, terms, now_ms, rate, past) or explain_no_decision(demand)
