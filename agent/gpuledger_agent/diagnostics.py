@@ -48,6 +48,7 @@ def look(settings: Settings) -> tuple[Inventory, Sequence[Sample], HolderObserva
     inventory = source.open()
     try:
         samples = source.read(ALL_TIERS)
+        # The first GPM sample alone gives no value: read once more after a pause.
         if settings.source == "nvml" and not all(map(has_gpm_reading, samples)):
             time.sleep(GPM_PAUSE_S)
             samples = source.read(ALL_TIERS)

@@ -130,6 +130,7 @@ def _column(name: str, samples: Sequence[Sample]) -> wire.Column:
         values = array("q", [int(sample.values.get(name, wire.ABSENT_INT64)) for sample in samples])
     else:
         values = array(_TYPECODES[kind], [float(sample.values.get(name, _NAN)) for sample in samples])
+    # The wire is little-endian on every machine.
     if sys.byteorder != "little":
         values.byteswap()
     return wire.Column(kind, values.tobytes())

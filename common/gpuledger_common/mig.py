@@ -37,6 +37,7 @@ def device_gb(model: str) -> int | None:
     """Memory of a device in GB by its name or the table; None when neither has it."""
     if "gh200" in model.lower():  # its name has the CPU's memory: GH200 480GB has 96 GB, the HBM3e part 144
         return 144 if "144g" in model.lower() else 96
+    # Most names contain the size (`NVIDIA A100-SXM4-80GB`).
     match = _MEMORY_GB.search(model)
     if match:
         return int(match[1])
@@ -53,6 +54,7 @@ def profile_share(profile: str, model: str) -> int | None:
     if not match:
         return None
     device_memory_gb = device_gb(model)
+    # 1g.10gb of an 80 GB device is one of eight slices.
     memory = round(int(match[3]) * memory_slices(model) / device_memory_gb) if device_memory_gb else 0
     return dominant_share(int(match[1]), int(match[2] or match[1]), memory, model)
 
@@ -66,6 +68,7 @@ def measured_share(compute: int, gpu_slices: int, memory_bytes: int, model: str,
 def dominant_share(compute: int, gpu_slices: int, memory: int, model: str) -> int:
     """Micro-GPUs of `compute` slices in a GPU instance of `gpu_slices` compute and `memory` memory slices."""
     slices = memory_slices(model)
+    # The dominant share of the GPU instance, rounded down; below, the part of it that the compute instance has.
     gpu_instance = max(gpu_slices * WHOLE_GPU // compute_slices(model), min(memory, slices) * WHOLE_GPU // slices)
     return min(WHOLE_GPU, gpu_instance * min(compute, gpu_slices) // gpu_slices)
 

@@ -78,11 +78,14 @@ def _forget(connection: Connection, table: str, before: dt.datetime, stopping: C
         ).rowcount
         if not looked_at:
             return 0
+        # Remembered before candidates are dropped: all that were examined count as seen now, so that the next run
+        # examines others.
         connection.execute("CREATE TEMP TABLE examined ON COMMIT DROP AS SELECT id FROM candidate")
         for statement in _statements(connection, table):
             if stopping():
                 raise _Stopping
             connection.execute(statement)
+            # Nothing is left to delete: the remaining tables need not be read.
             if connection.execute("SELECT FROM candidate LIMIT 1").fetchone() is None:
                 break
         connection.execute(
@@ -105,6 +108,7 @@ def _statements(connection: Connection, table: str) -> Iterator[sql.Composed]:
     for other, column in references(table):
         is_array = column.endswith("_ids")
         divided = other in partitions.PARTITIONED
+        # Partition by partition, so that reading ends as soon as no candidate is left.
         for place in [part.name for part in parts if part.table == other] if divided else [other]:
             value = sql.SQL("unnest({column})" if is_array else "{column}").format(column=sql.Identifier(column))
             yield sql.SQL(
