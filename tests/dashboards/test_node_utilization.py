@@ -9,7 +9,7 @@ import pytest
 from fakes.boards import BOARDS, UNTIL, asked, chosen, panels
 from fakes.grafana import Range
 
-COLUMNS = {"Utilisation of nodes": "utilization_ratio", "SM activity of nodes": "sm_active_ratio"}
+COLUMNS = {"Utilization of nodes": "utilization_ratio", "SM activity of nodes": "sm_active_ratio"}
 QUARTER_S, HOUR_S = 900, 3600
 
 
@@ -52,7 +52,7 @@ def test_a_cell_is_the_mean_of_its_minutes(reader, title, hours, step_s):
 def test_weeks_are_drawn_in_steps_of_several_hours(reader):
     """At most 96 steps, whatever the range, and each cell weighs the hours by their minutes."""
     span = Range(UNTIL - dt.timedelta(days=30), UNTIL)
-    shown = cells(reader, "Utilisation of nodes", span)
+    shown = cells(reader, "Utilization of nodes", span)
     wanted = by_minutes(reader, "utilization_ratio", span, 8 * HOUR_S)
     assert {row[:2]: row[2] for row in shown} == pytest.approx(wanted, abs=1e-6)
 
@@ -60,10 +60,10 @@ def test_weeks_are_drawn_in_steps_of_several_hours(reader):
 def test_a_chosen_node_is_shown_alone(reader):
     """And one that nobody has shows nothing."""
     span = Range(UNTIL - dt.timedelta(hours=6), UNTIL)
-    names = {name for _, name, _ in cells(reader, "Utilisation of nodes", span)}
+    names = {name for _, name, _ in cells(reader, "Utilization of nodes", span)}
     one = min(names)
-    assert {name for _, name, _ in cells(reader, "Utilisation of nodes", span, [one])} == {one}
-    assert cells(reader, "Utilisation of nodes", span, ["nobody's"]) == []
+    assert {name for _, name, _ in cells(reader, "Utilization of nodes", span, [one])} == {one}
+    assert cells(reader, "Utilization of nodes", span, ["nobody's"]) == []
 
 
 def test_an_idle_node_is_drawn_and_an_unknown_one_is_not(seeded, reader):
@@ -76,7 +76,7 @@ def test_an_idle_node_is_drawn_and_an_unknown_one_is_not(seeded, reader):
             (int(hour.timestamp() * 1000),),
         )
     span = Range(hour, hour + dt.timedelta(hours=1))
-    assert [(row[0], row[2]) for row in cells(reader, "Utilisation of nodes", span)] == [(int(hour.timestamp()), 0.0)]
+    assert [(row[0], row[2]) for row in cells(reader, "Utilization of nodes", span)] == [(int(hour.timestamp()), 0.0)]
     assert cells(reader, "SM activity of nodes", span) == []
     for panel in panels(BOARDS["fleet"]):
         if panel["title"] in COLUMNS:

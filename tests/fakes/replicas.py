@@ -14,7 +14,7 @@ from fakes.processes import BIN, CollectorProcess
 
 QUICK = {
     f"GPULEDGER_{name}_SECONDS": "1"
-    for name in ("FOLD", "RATE", "BUDGET", "SEND", "LETTER", "SCALING", "IDLE", "LEAVE")
+    for name in ("ROLL_UP", "RATE", "BUDGET", "SEND", "NOTIFICATION", "SCALING", "IDLE", "SHUTDOWN_DELAY")
 } | {"GPULEDGER_PACK_AFTER_DAYS": "3650"}
 """Jobs every second, a second to leave, and samples that stay where tests count them."""
 
@@ -57,7 +57,7 @@ class Patched(Replica):
     def __init__(self, folder: Path, number: int, dsn: str, migrations: Path, **settings: str) -> None:
         super().__init__(folder, number, dsn, **settings)
         self._code = (
-            "import pathlib; from gpuledger_collector.storage import schema_version;"
+            "import pathlib; from gpuledger_collector.storage.server import schema_version;"
             f"schema_version.scripts = lambda: pathlib.Path({str(migrations)!r});"
             "from gpuledger_collector.cli import main; main()"
         )

@@ -45,11 +45,11 @@ def pool_by_claim(patch: Patch) -> None:
     """Whoever names a pool is in it, and usage imported for it gives way to its accelerators altogether."""
     patch.setattr(placements, "_imported_days", lambda *_: {})
 
-    def beside(unit, day, placements, until_ms):
-        taken = {placement.accelerator.pool for mine in placements.values() for placement in mine}
-        return [one for one in unit.imported(day) if one.pool not in taken]
+    def without_taken_pools(connection, day, placements, until_ms):
+        taken = {placement.accelerator.pool for parts in placements.values() for placement in parts}
+        return [usage for usage in rating.usage.imported_usage(connection, day) if usage.pool not in taken]
 
-    patch.setattr(rating, "imported_without_seen", beside)
+    patch.setattr(rating, "imported_without_seen", without_taken_pools)
 
 
 def newest_tags(patch: Patch) -> None:

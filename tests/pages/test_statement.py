@@ -170,7 +170,7 @@ def test_an_empty_ledger_and_usage_without_a_price(fleet, run, tmp_path):
     assert run("statement", "--all", "--dir", tmp_path / "all", "--period", "2025-10")[0] == 0
     page = Page((tmp_path / "all" / "index.html").read_text())
     assert page.faults == []
-    assert "Nobody was billed" in page.text
+    assert "No team was billed" in page.text
     fleet.capacity(1, 0, DAY)
     fleet.workload(1, team="vision")
     fleet.evidence([Held(1, 1, 0, 2 * HOUR, busy=HOUR)])

@@ -121,7 +121,7 @@ def test_the_schema_keeps_the_rules(dsn):
         ("CREATE UNIQUE INDEX odd ON gpu_minute (minute_ms, samples)", "gpu_minute: the unique index odd lacks"),
         (
             "ALTER TABLE usage_interval ADD CONSTRAINT odd FOREIGN KEY (node_id) REFERENCES job_run (id)",
-            "usage interval: the foreign",
+            "usage_interval: the foreign",
         ),
         (
             "ALTER TABLE finding ADD CONSTRAINT odd FOREIGN KEY (accelerator_id) REFERENCES gpu_latest",

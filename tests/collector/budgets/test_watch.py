@@ -159,7 +159,10 @@ def test_days_before_the_ledger_are_not_compared_with(october, apply, watch) -> 
     apply(VISION)
     watch(9)
     text, attachments = october.rows("SELECT text, attachments FROM outbox WHERE key LIKE '%%actual/50'")[0]
-    assert "Where it went since the period began: 216.00 USD\n(1 Oct to 9 Oct; nothing to compare with" in text
+    assert (
+        "Where it went since the period began: 216.00 USD\n(1 Oct to 9 Oct; there is no whole day before to compare with"
+        in text
+    )
     assert "What changed" not in text
     (row,) = csv.DictReader(io.StringIO(attachments["drivers.csv"]))
     assert (row["before"], row["after"], row["change"], row["volume"]) == ("", "216.000000", "", "")
@@ -175,11 +178,11 @@ def test_as_many_days_are_compared_as_the_ledger_knows(october, apply, watch) ->
         ((text,),) = october.rows("SELECT text FROM outbox WHERE key LIKE '%%actual/50'")
         return str(text)
 
-    said = "What changed since the period began: {} USD\n({}, as far back as the ledger knows)"
+    said = "What changed since the period began: {} USD\n({}, as far back as the ledger goes)"
     span = VISION.replace('"month"', '"range"\nfrom = 2025-10-04\nto = 2025-11-01').replace("= 400", "= 300")
-    assert said.format("0.00", "8 Oct to 10 Oct against 1 Oct to 3 Oct") in told(span, 10)
+    assert said.format("0.00", "8 Oct to 10 Oct compared with 1 Oct to 3 Oct") in told(span, 10)
     october.connection.execute("UPDATE capacity SET in_ms = in_ms + %s", (HOUR,))
-    assert said.format("0.00", "9 Oct to 10 Oct against 2 Oct to 3 Oct") in told(span, 10)
+    assert said.format("0.00", "9 Oct to 10 Oct compared with 2 Oct to 3 Oct") in told(span, 10)
     whole = told(span.replace("2025-10-04", "2025-10-11"), 17)
     assert "What changed since the period began: +48.00 USD\n(11 Oct to 17 Oct against 4 Oct to 10 Oct)" in whole
 

@@ -116,6 +116,6 @@ def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path,
     assert gauge() == {}
     code, out, _ = run("scale", "advise", "--format", "json", "--exit-code")
     (row,) = json.loads(out)
-    assert (code, row["desired_gpus"], row["reason"]) == (0, None, answer.detail)
+    assert (code, row["desired_gpus"], row["reason"]) == (1, None, answer.detail)
     with pytest.raises(UnknownPool):
         ask("nowhere")
