@@ -160,7 +160,8 @@ def test_days_before_the_ledger_are_not_compared_with(october, apply, watch) -> 
     watch(9)
     text, attachments = october.rows("SELECT text, attachments FROM outbox WHERE key LIKE '%%actual/50'")[0]
     assert (
-        "Where it went since the period began: 216.00 USD\n(1 Oct to 9 Oct; there is no whole day before to compare with"
+        "Where it went since the period began: 216.00 USD\n"
+        "(1 Oct to 9 Oct; there is no whole day before to compare with"
         in text
     )
     assert "What changed" not in text
