@@ -14,6 +14,8 @@ from fakes.boards import BOARDS, SINCE, SPAN, UNTIL, asked, chosen, options, rea
 from fakes.grafana import Range
 from gpuledger_collector.cli import build
 
+pytestmark = pytest.mark.slow
+
 BY_POSTGRES = sorted(name for name, board in BOARDS.items() if reads_postgres(board))
 RAW = ("gpu_sample", "usage_interval")
 NUMERIC = {"int2", "int4", "int8", "float4", "float8", "numeric"}

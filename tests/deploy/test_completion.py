@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BIN = Path(sys.executable).parent
 COMPLETIONS = Path(__file__).parents[2] / "deploy" / "completions"
 UNIT = Path(__file__).parents[2] / "deploy" / "slurm" / "gpuledger-queue.service"

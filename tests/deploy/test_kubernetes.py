@@ -25,6 +25,8 @@ from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
 from gpuledger_common.settings import SettingsError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PLAIN, CHART = ROOT / "deploy/kubernetes", ROOT / "deploy/helm/gpuledger"
 SCHEMAS = json.loads((ROOT / "tests/fakes/kubernetes_schemas.json").read_text())

@@ -11,6 +11,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SBOM = ROOT / "deploy/sbom"
 VALIDATOR = jsonschema_rs.Draft7Validator(

@@ -20,6 +20,8 @@ from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
 from gpuledger_common.systemd import notify
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 UNIT, CONFIG = ROOT / "deploy/systemd/gpuledger-collector.service", ROOT / "deploy/systemd/collector.toml"
 GPULEDGER = [sys.executable, "-m", "gpuledger_collector"]

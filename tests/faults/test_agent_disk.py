@@ -19,6 +19,8 @@ from gpuledger_agent.spool import Spool
 from gpuledger_common.batches import unpack
 from gpuledger_common.meter import Meter
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["agent"]
 START = 1_790_812_800_000
 

@@ -10,6 +10,8 @@ from fakes.agents import agent
 from fakes.compiled import library
 from fakes.sink import sink
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["agent"]
 INTERVAL_S = 2
 GPUS = 4

@@ -11,6 +11,8 @@ import pytest
 from fakes.postgres import open_folder
 from fakes.processes import BIN, CollectorProcess, collector_process, environment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder():

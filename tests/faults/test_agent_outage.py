@@ -14,6 +14,8 @@ from gpuledger_common import wire
 from gpuledger_common.batches import unpack
 from gpuledger_common.meter import Meter
 
+pytestmark = pytest.mark.slow
+
 START = 1_790_812_800_000
 HOUR_MS = 3_600_000
 MIB = 1024 * 1024

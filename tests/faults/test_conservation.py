@@ -7,6 +7,8 @@ import pytest
 from fakes.disasters import FaultyFleet
 from fakes.proxy import KINDS
 
+pytestmark = pytest.mark.slow
+
 MOST_SECONDS = 60
 
 

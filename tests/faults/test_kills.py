@@ -16,6 +16,8 @@ from fakes.batches import NOON_MS, batch
 from fakes.postgres import open_folder
 from fakes.processes import BIN, CollectorProcess, collector_process
 
+pytestmark = pytest.mark.slow
+
 MINUTE_MS = 60_000
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from gpuledger_agent.spool import BatchContents, Spool
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_790_812_800_000
 WAITING = 12
 MARK = bytes(range(64))

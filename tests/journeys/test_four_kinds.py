@@ -23,6 +23,8 @@ from fakes.nvml import stand_in
 from fakes.postgres import open_folder
 from fakes.processes import BIN, collector_process, environment, free_port
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 INTERVAL_S = 0.2
 UUIDS = [f"GPU-00000000-0000-0000-0000-{index:012d}" for index in range(6)]

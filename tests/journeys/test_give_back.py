@@ -11,7 +11,7 @@ from gpuledger_collector.notifications.reclaim import NotReclaimed, SlurmBackend
 from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 
 REASON = why_not()
-pytestmark = [pytest.mark.long, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
 
 
 @pytest.fixture(scope="module")

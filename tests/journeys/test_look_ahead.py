@@ -10,6 +10,8 @@ import pytest
 from fakes.postgres import open_folder
 from fakes.processes import BIN, environment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def gpuledger():

@@ -19,7 +19,7 @@ from gpuledger_agent.queue.slurm import pending
 from gpuledger_common.readings import Accelerator
 
 REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
 
 STUB = Path(__file__).resolve().parents[1] / "fakes" / "nvml_stub.c"
 COLUMNS = (

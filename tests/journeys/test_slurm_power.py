@@ -24,6 +24,8 @@ from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["database", "dsn", "postgres"]
 
 REASON = why_not()

@@ -24,7 +24,10 @@ __all__ = ["dsn", "postgres"]
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 TRACES = SHARED / "data" / "traces"
 VALIDATOR = SHARED / "judges" / "run_focus_validator.sh"
-pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the traces of ../shared/data are not here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not TRACES.is_dir(), reason="the traces of ../shared/data are not here"),
+]
 
 START, END = pd.Timestamp("2025-10-01T00:00:00Z"), pd.Timestamp("2025-11-01T00:00:00Z")
 CUT = pd.Timestamp("2025-10-17T12:30:00Z")

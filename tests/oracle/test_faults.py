@@ -22,6 +22,8 @@ from gpuledger_collector.storage.ledger import placements, rules
 from oracle import stories
 from oracle.driver import Slipped, differences, opened
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["postgres"]
 # The package has functions of the same names.
 reporting = importlib.import_module("gpuledger_collector.services.refresh")

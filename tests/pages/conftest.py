@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from collector.money.conftest import fleet, ledger, run, written
 from fakes.fleet import DAY, HOUR, Held
 from fakes.postgres import database, dsn, postgres
 from gpuledger_collector.api import pages
@@ -17,6 +16,7 @@ from gpuledger_collector.api.auth.principal import ANYBODY
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.database import Database
+from postgres.money.conftest import fleet, ledger, run, written
 
 __all__ = ["database", "dsn", "fleet", "ledger", "postgres", "run", "written"]
 

@@ -13,6 +13,8 @@ from fakes.fleet import DAY, Held
 from gpuledger_collector.accounting.provider_bill import KINDS
 from gpuledger_collector.cli import build
 
+pytestmark = pytest.mark.slow
+
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "disputes.md").read_text()
 HEADER = (
     "ProviderName,BilledCost,EffectiveCost,BillingCurrency,BillingPeriodStart,BillingPeriodEnd,ChargeCategory,"

@@ -9,6 +9,8 @@ import pytest
 from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import Page
 
+pytestmark = pytest.mark.slow
+
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "analyst.md"
 
 

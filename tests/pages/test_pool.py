@@ -16,6 +16,8 @@ from gpuledger_collector.jobs.store_forecasts import store_forecasts
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 
+pytestmark = pytest.mark.slow
+
 NOW_MS = round(OCTOBER_NIGHT.timestamp() * 1000)
 DAYS = 16
 

@@ -21,6 +21,8 @@ from gpuledger_collector.services.statement import NoStatement, read_statement
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 
+pytestmark = pytest.mark.slow
+
 NOW_MS = int(OCTOBER_NIGHT.timestamp() * 1000) + 10 * DAY
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 TEAMS = ("vision", HOSTILE, "(unattributed)")

@@ -17,6 +17,8 @@ from gpuledger_collector.cli.common import explain
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.server.distribution import DISTRIBUTED, REFERENCE, NotDistributable, plan, violations
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(gpuledger_collector.__file__).parent
 SPREAD = "|".join(DISTRIBUTED)
 USED = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE|USING)\s+(?:ONLY\s+)?({SPREAD})\b", re.IGNORECASE)

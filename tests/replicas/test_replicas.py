@@ -16,6 +16,8 @@ from fakes.replicas import replicas, until
 from gpuledger_collector.cli import build
 from gpuledger_collector.storage.notifications import outbox
 
+pytestmark = pytest.mark.slow
+
 NODES, BATCHES = 3, 8
 BUDGET = """
 [[budget]]

@@ -16,6 +16,8 @@ from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.contextmanager
 def pushing(balancer: Balancer, folder, count: int):

@@ -9,6 +9,8 @@ import pytest
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.telemetry import partitions
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, MEASURED = (DOCS / "scale.md").read_text(encoding="utf-8"), (DOCS / "performance.md").read_text(encoding="utf-8")
 FLEETS = (2_000, 10_000, 100_000)

@@ -8,6 +8,7 @@ import threading
 import time
 
 import psycopg
+import pytest
 
 from fakes.fleet import DAY, OCTOBER
 from fakes.idle_day import furnish
@@ -18,6 +19,8 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.storage.database import Database
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["findings"]
 LEADERS = 3

@@ -18,6 +18,8 @@ from gpuledger_collector.storage.errors import SchemaBehind, TablesLocked
 from gpuledger_collector.storage.server import migrate, schema_version
 from gpuledger_collector.storage.server import replicas as presence
 
+pytestmark = pytest.mark.slow
+
 BEFORE_THE_FIRST_RELEASE = {"0004", "0010"}
 """Triggers and checked keys on tables that were empty then: nobody upgrades a running collector over these."""
 HEAD = migrate.head()

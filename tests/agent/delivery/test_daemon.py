@@ -23,6 +23,8 @@ from gpuledger_agent import daemon
 from gpuledger_agent.exposition import AgentCollector, serve
 from gpuledger_agent.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["agent"]
 
 

@@ -8,6 +8,8 @@ from fakes.agents import agent
 from fakes.sink import sink
 from gpuledger_agent.daemon import LAST_SEND_S
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["agent"]
 
 WITHIN_S = LAST_SEND_S + 20

@@ -11,6 +11,8 @@ from fakes.packages import DEBIAN_PYTHON, bare, build, delivers, pythons
 from gpuledger_agent.cli import parser
 from gpuledger_agent.settings import FIELDS, load
 
+pytestmark = pytest.mark.slow
+
 SENTENCE = "libnvidia-ml.so.1 was not found"
 
 

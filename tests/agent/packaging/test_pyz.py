@@ -9,6 +9,8 @@ import pytest
 
 from fakes.packages import bare, build, delivers, pythons
 
+pytestmark = pytest.mark.slow
+
 
 def run(python, pyz, *arguments):
     command = [python, "-IS", pyz, *arguments]

@@ -9,6 +9,8 @@ import pytest
 
 from gpuledger_agent.settings import load
 
+pytestmark = pytest.mark.slow
+
 UNITS = Path(__file__).resolve().parents[3] / "agent" / "systemd"
 FULL, MINIMAL = UNITS / "gpuledger-agent.service", UNITS / "gpuledger-agent-minimal.service"
 DROP_IN = UNITS.parents[1] / "deploy" / "deb" / "examples" / "sockets.conf"

@@ -10,6 +10,8 @@ import pytest
 from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Call
 
+pytestmark = pytest.mark.slow
+
 
 def by_index(seen):
     return {entry["index"]: entry for entry in seen["accelerators"]}
