@@ -15,9 +15,10 @@ from oracle.worlds import make, twin
 __all__ = ["dsn", "postgres"]
 
 
-def seeds(short: Sequence[int], long: Sequence[int]) -> list[object]:
-    """Those of every run, and those of a long one."""
-    return [*short, *(pytest.param(seed, marks=pytest.mark.long) for seed in long)]
+def seeds(quick: Sequence[int], slow: Sequence[int], long: Sequence[int]) -> list[object]:
+    """Those of every run, those of a slow one, and those of a long one."""
+    marked = ((slow, pytest.mark.slow), (long, pytest.mark.long))
+    return [*quick, *(pytest.param(seed, marks=mark) for some, mark in marked for seed in some)]
 
 
 def check(world, dsn: str, folder: Path) -> None:
@@ -32,13 +33,15 @@ REGRESSIONS = (351,)
 """Worlds that once found a fault: 351, an accelerator that comes back within a rating interval."""
 
 
-@pytest.mark.parametrize("seed", seeds((*range(12), *REGRESSIONS), sorted({*range(12, 450)} - {*REGRESSIONS})))
+@pytest.mark.parametrize(
+    "seed", seeds(range(4), (*range(4, 12), *REGRESSIONS), sorted({*range(12, 450)} - {*REGRESSIONS}))
+)
 def test_the_ledger_says_what_the_oracle_says(seed, dsn, tmp_path):
     """Time and money by day, owner, state, place and currency; closed months and their corrections together."""
     check(make(seed), dsn, tmp_path)
 
 
-@pytest.mark.parametrize("seed", seeds(range(500, 503), range(503, 550)))
+@pytest.mark.parametrize("seed", seeds((), range(500, 503), range(503, 550)))
 def test_a_twin_is_billed_alike(seed, postgres, tmp_path):
     """Evidence in another order and with other looks: the same bill."""
     world = make(seed)
@@ -47,6 +50,7 @@ def test_a_twin_is_billed_alike(seed, postgres, tmp_path):
             check(told, dsn, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_a_story_is_billed_by_its_facts(story, postgres, tmp_path):
     """What once falsified a bill, as it was told and in another order."""

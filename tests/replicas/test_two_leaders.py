@@ -99,7 +99,5 @@ def test_a_decision_is_made_and_told_once(run, dsn, tmp_path):
     code, _, error = run("apply", tmp_path / "ledger.toml")
     assert code == 0, error
     at_once(lambda number: advise_scaling(stores[number], hour_ms + 1000))
-    for one in opened:
-        one.close()
     assert rows(dsn, "SELECT mode, count(*) FROM scaling_decision GROUP BY 1 ORDER BY 1") == [("act", 1), ("advice", 1)]
     assert rows(dsn, "SELECT recipient, count(*) FROM outbox GROUP BY 1") == [("webhook:capacity", 1)]

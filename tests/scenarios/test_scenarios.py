@@ -11,7 +11,26 @@ __all__ = ["database", "dsn", "postgres"]
 FILES = sorted(Path(__file__).parent.glob("*.scenario"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+LONG_STORIES = (
+    "ten_teams_a_month",
+    "zone_",
+    "closed_months",
+    "idle_pool",
+    "outage",
+    "cost_",
+    "owned",
+    "disputed",
+    "contest",
+)
+"""What the names of stories begin with that bill many days."""
+
+
+def story(path: Path) -> object:
+    """A story as a parameter, marked slow when it bills many days."""
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem.startswith(LONG_STORIES) else [])
+
+
+@pytest.mark.parametrize("path", map(story, FILES))
 def test_the_scenario_comes_true(path, dsn):
     """Each expectation of the story holds; a story without any is none."""
     assert tell(path, dsn) >= 1
