@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-COLLECTOR = Path(__file__).parents[1] / "collector"
+POSTGRES = Path(__file__).parents[1] / "postgres"
 MAILS = {
-    "budget": COLLECTOR / "budgets" / "golden" / "forecast-100.eml",
-    "idle-owner": COLLECTOR / "notifications" / "golden" / "idle-owner.eml",
-    "week": COLLECTOR / "notifications" / "golden" / "summary.eml",
-    "digest": COLLECTOR / "notifications" / "golden" / "digest.eml",
+    "budget": POSTGRES / "budgets" / "golden" / "forecast-100.eml",
+    "idle-owner": POSTGRES / "notifications" / "golden" / "idle-owner.eml",
+    "week": POSTGRES / "notifications" / "golden" / "summary.eml",
+    "digest": POSTGRES / "notifications" / "golden" / "digest.eml",
 }
 
 

@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.insight.findings import WorkloadUsage
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
-from gpuledger_collector.storage.notifications.finding_rules import deduplication_key
+from gpuledger_collector.storage.notifications.finding_rules import deduplication_key_of
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -135,7 +135,7 @@ def test_a_storm_is_found_by_its_runs_though_it_costs_little(told):
         assert one.cost_micro == round(9 * Decimal(RATES["L40S"]) * 1_000_000)
         assert one.opened_ms - one.since_ms == 100 * 60_000
         assert (
-            deduplication_key(one.key, "speech:USD") == "speech:USD:asr-eval"
+            deduplication_key_of(one.key, "speech:USD") == "speech:USD:asr-eval"
         )  # letters tell storms apart by their keys
 
 
