@@ -75,7 +75,13 @@ def test_an_interrupt_ends_with_130_and_leaves_no_process(checkout, whole_group)
     """As Ctrl-C sends it, to every process of the terminal, and as `kill -INT` does, to one."""
     fake_environment(checkout, 'echo $$ > pid; trap "exit 7" INT; while :; do sleep 0.05; done')
     process = subprocess.Popen(
-        [sys.executable, checkout / "dev", "docs"], cwd=checkout, stderr=subprocess.PIPE, text=True, process_group=0
+        [sys.executable, checkout / "dev", "docs"],
+        cwd=checkout,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        # A test run that was started in the background ignores SIGINT, and a shell cannot undo that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     pid = checkout / "pid"
     deadline = time.monotonic() + 30
