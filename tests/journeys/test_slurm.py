@@ -103,15 +103,17 @@ def test_a_prolog_that_cannot_write_drains_no_node(slurm):
         (slurm.home / "aside").rename(slurm.jobs)
 
 
-def test_what_waits_in_the_queue_is_read(slurm):
+def test_what_waits_in_the_queue_is_read(slurm, monkeypatch):
     """While one job has every GPU the next ones wait, an array's tasks one by one; a held job waits for nobody."""
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
     jobs = [slurm.submit("vision", f"gpu:h100:{GPUS}", 60)]
     wait_for(lambda: slurm.run("squeue", "-h", "-t", "R").strip())
     try:
         asked = (("gpu:h100:2", "--comment=team=seg;x=y|z"), ("gpu:1", "--array=0-2"), ("gpu:1", "--hold"))
         jobs += [slurm.submit("nlp", gres, 1, option) for gres, option in asked]
-        wait_for(lambda: len(pending(slurm.environment)) == 4)
-        found = {one.workload_id: one for one in pending(slurm.environment)}
+        wait_for(lambda: len(pending()) == 4)
+        found = {one.workload_id: one for one in pending()}
         assert set(found) == {jobs[1], *(f"{jobs[2]}_{task}" for task in range(3))}
         assert [found[one].gpus for one in sorted(found)] == [2.0, 1.0, 1.0, 1.0]
         first = found[jobs[1]]

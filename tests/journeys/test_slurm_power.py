@@ -248,7 +248,7 @@ def test_advice_powers_nodes_up_and_the_resumed_one_runs_a_job(cluster, advisor)
     advisor.says(0.0)
     code, said = run("--apply")
     assert (code, "ran:" in said) == (0, False)  # powering down is asked for apart
-    code, said = run("--apply", NODES=NODE, MOST_DOWN="1")
+    code, said = run("--apply", NODES=NODE, MAX_DOWN="1")
     assert f"ran: scontrol update nodename={NODE} state=power_down" in said
     wait_for(lambda: f"suspend {NODE}: the hook failed with 7" in (cluster.home / "power.log").read_text())
 
