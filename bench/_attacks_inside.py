@@ -182,7 +182,7 @@ def links(arena: Arena) -> None:
         row.expect(answers.count(200) == 1, f"pressed at once: {sorted(answers)}")
         for _ in range(5):
             _press(arena, row, "POST", link, {410})
-        wrong = [link.replace(name, f"{name}1") for name in ("budget=", "told=", "period=")]
+        wrong = [link.replace(name, f"{name}1") for name in ("budget=", "sent=", "period=")]
         wrong += [link[:-1] + ("0" if link[-1] != "0" else "1"), link[:-64], f"{link}&days=400"]
         for changed in (*wrong, link[:-64] + link[-64:].upper()):
             _press(arena, row, "POST", changed, {403, 404, 410, 422})

@@ -4,7 +4,7 @@
 of one server: a month and a year of the daily ledger, the five-minute series and the heat of nodes, a day of minutes
 and the newest values, written straight into the tables in the sizes that they have there; the heat of the day is made
 from its minutes, and the ledger of months from that of days, by the jobs that do so. Peers: held GPUs every five
-minutes of those 30 days (17.3 million points) and utilisation every minute of the last day (2.9 million), with the team
+minutes of those 30 days (17.3 million points) and utilization every minute of the last day (2.9 million), with the team
 and the node as labels; the same numbers. VictoriaMetrics gets all of it by its import; Prometheus, whose only way in is
 remote write, gets every tenth GPU, and its times are therefore of a tenth of the data.
 
@@ -68,7 +68,7 @@ NO_GOAL = ("idle over 30 minutes, from minutes",)
 """A job asks it; no page."""
 YEAR_GOAL = 1.2
 YEAR, VICTORIA, PROMETHEUS = "after a year", "VictoriaMetrics", "Prometheus, a tenth of the data"
-PANEL = "Utilisation of nodes"
+PANEL = "Utilization of nodes"
 Ask = Callable[[], object]
 
 FLEET = """

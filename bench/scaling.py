@@ -29,7 +29,7 @@ DRAWN = {
     "taxi_diurnal": ("Seasonal pool", "scaling-seasonal.svg"),
     "requests_diurnal": ("Requests, summed", "scaling-requests.svg"),
 }
-COLOURS = {
+COLORS = {
     "static-peak": "#555555",
     "hpa-default": "#7a3e9d",
     "reactive-plain": "#b00020",
@@ -135,7 +135,7 @@ def picture(demand, title, path):
         '<rect width="960" height="450" fill="#ffffff"/>',
     ]
     for number, delay in enumerate(DELAYS):
-        points = {policy: [] for policy in COLOURS}
+        points = {policy: [] for policy in COLORS}
         for cap in FRONTIER:
             outcomes, _ = judged(demand, delay, cap)
             for policy, kept in points.items():
@@ -146,7 +146,7 @@ def picture(demand, title, path):
         parts += panel(64 + 470 * number, f"{title}, {delay} min from order to GPU", points)
     for place, (policy, word) in enumerate(WORDS.items()):
         x = 70 + 145 * place
-        parts.append(f'<circle cx="{x}" cy="436" r="5" fill="{COLOURS[policy]}"/>')
+        parts.append(f'<circle cx="{x}" cy="436" r="5" fill="{COLORS[policy]}"/>')
         parts.append(f'<text x="{x + 10}" y="440" fill="#333">{word}</text>')
     parts.append("</svg>")
     Path(path).write_text("\n".join(parts) + "\n")
@@ -177,19 +177,19 @@ def panel(left, title, points):
         out.append(f'<line x1="{left}" x2="{left + 390}" y1="{y(wait):.0f}" y2="{y(wait):.0f}" stroke="#eee"/>')
         out.append(f'<text x="{left - 6}" y="{y(wait) + 4:.0f}" text-anchor="end" fill="#444">{word}</text>')
     for policy, kept in points.items():
-        colour, ordered = COLOURS[policy], sorted(kept)
+        color, ordered = COLORS[policy], sorted(kept)
         if len(ordered) > 1:
             line = " ".join(f"{x(cost):.1f},{y(wait):.1f}" for cost, wait in ordered)
-            out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            out.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
         for cost, wait in ordered:
             tooltip = f"{WORDS[policy]}: {cost:.3f} x demand, {wait:.3g} per 1,000 wait"
             out.append(
-                f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4" fill="{colour}"><title>{tooltip}</title></circle>'
+                f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4" fill="{color}"><title>{tooltip}</title></circle>'
             )
             if cost > DEAREST:
                 out.append(
                     f'<text x="{x(cost) - 8:.0f}" y="{y(wait) - 8:.0f}" text-anchor="end" '
-                    f'fill="{colour}">{cost:.1f} x &#8594;</text>'
+                    f'fill="{color}">{cost:.1f} x &#8594;</text>'
                 )
     return out
 

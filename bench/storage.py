@@ -1,7 +1,7 @@
 """Bytes of samples: hot rows, packed archive and VictoriaMetrics, for the same day of the simulated fleet.
 
 A GPU-sample is one accelerator at one instant with all of its readings. Two runs over the same workloads: values as the
-simulation makes them, with a full mantissa each, and rounded as the driver and dcgm-exporter tell them (utilisation
+simulation makes them, with a full mantissa each, and rounded as the driver and dcgm-exporter tell them (utilization
 and temperature whole, power in milliwatts, memory in MiB, profiling ratios with six decimals). The peer
 gets each value as the shortest text that is the same float. It ends with 1 when an aim is missed.
 """

@@ -1,8 +1,8 @@
 """Builders of Grafana's classic dashboard JSON, the form that 9.3 to 13 load (schemaVersion 37; newer ones migrate it).
 
 A board is rows of panels; the builder numbers and places them. Every panel names its unit and says what it shows.
-Colours are Okabe and Ito's eight, which people with any common colour blindness can tell apart (Color Universal
-Design, 2008); where a colour has a meaning, a word stands beside it.
+Colors are Okabe and Ito's eight, which people with any common color blindness can tell apart (Color Universal
+Design, 2008); where a color has a meaning, a word stands beside it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ SCHEMA_VERSION = 37
 Json = dict[str, Any]
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY)
+SKY, PURPLE, YELLOW, GRAY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GRAY)
 MEANING = {
     "busy": BLUE,
     "held": BLUE,
     "idle": ORANGE,
     "activity unknown": YELLOW,
-    "unallocated": GREY,
+    "unallocated": GRAY,
     "unavailable": VERMILION,
     "unobserved": PURPLE,
     "stranded": SKY,
@@ -30,9 +30,9 @@ MEANING = {
     "ok": GREEN,
     "degraded": ORANGE,
     "failed": VERMILION,
-    "unknown": GREY,
+    "unknown": GRAY,
 }
-"""Series and cells with these names have the same colour on every board."""
+"""Series and cells with these names have the same color on every board."""
 POSTGRES = {"type": "postgres", "uid": "${datasource}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 Steps = tuple[tuple[float | None, str], ...]
@@ -194,7 +194,7 @@ def _trimmed(text: str) -> str:
 
 
 def color(name: str, hue: str) -> Json:
-    """The series or column of this name in this colour."""
+    """The series or column of this name in this color."""
     return {
         "matcher": {"id": "byName", "options": name},
         "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": hue}}],
@@ -395,7 +395,7 @@ def timeline(title: str, description: str, query: str, *, width: int = 24, heigh
 
 
 def words() -> Json:
-    """The colour of every word that has a meaning."""
+    """The color of every word that has a meaning."""
     return {
         "type": "value",
         "options": {name: {"color": hue, "index": at, "text": name} for at, (name, hue) in enumerate(MEANING.items())},

@@ -58,9 +58,9 @@ def program() -> str:
 
 
 def printed(folder: Path, *arguments: str) -> str:
-    """What a command prints over the demo's database, with its colours."""
-    coloured = {**surroundings(folder), "FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
-    done = subprocess.run([program(), *arguments], env=coloured, capture_output=True, text=True, check=True)
+    """What a command prints over the demo's database, with its colors."""
+    colored = {**surroundings(folder), "FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
+    done = subprocess.run([program(), *arguments], env=colored, capture_output=True, text=True, check=True)
     return done.stdout.rstrip() + "\n"
 
 

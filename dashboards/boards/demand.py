@@ -5,8 +5,8 @@ from __future__ import annotations
 from dashboards.grafana import (
     BLUE,
     COUNT,
+    GRAY,
     GREEN,
-    GREY,
     ORANGE,
     RATIO,
     SKY,
@@ -134,7 +134,7 @@ BOARD = Board(
                     height=10,
                     interval="1d",
                     decimals=1,
-                    overrides=(color("baseline", SKY), color("baseline, low", GREY), color("baseline, high", GREY)),
+                    overrides=(color("baseline", SKY), color("baseline, low", GRAY), color("baseline, high", GRAY)),
                 ),
                 series(
                     "Held and unallocated, hour by hour",

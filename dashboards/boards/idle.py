@@ -214,7 +214,7 @@ BOARD = Board(
                     "be empty, and then that is good.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", a.model, w.key AS workload, w.user_name AS "user",
-                      l.gpu_utilization_ratio AS utilisation, l.gpu_memory_used_bytes AS "memory used",
+                      l.gpu_utilization_ratio AS utilization, l.gpu_memory_used_bytes AS "memory used",
                       l.gpu_power_watts AS power, to_timestamp(l.at_ms / 1000) AS "read at"
                   FROM gpu_latest l JOIN ({ACCELERATORS}) a ON a.id = l.accelerator_id
                   LEFT JOIN workload w ON w.id = l.workload_id
@@ -225,7 +225,7 @@ BOARD = Board(
                     overrides=(
                         column("workload", links=list(TO_WORKLOAD), unit="string"),
                         column("GPU", unit="none"),
-                        column("utilisation", unit=RATIO),
+                        column("utilization", unit=RATIO),
                         column("memory used", unit="bytes"),
                         column("power", unit="watt"),
                         column("read at", unit="dateTimeAsIso"),

@@ -101,7 +101,7 @@ BOARD = Board(
         (
             "GPUs",
             (
-                gauge("Utilisation", "Part of the time in which a kernel ran.", "gpu_utilization_ratio", RATIO, 1),
+                gauge("Utilization", "Part of the time in which a kernel ran.", "gpu_utilization_ratio", RATIO, 1),
                 gauge(
                     "SM activity", "Part of the multiprocessors at work (profiling).", "gpu_sm_active_ratio", RATIO, 1
                 ),

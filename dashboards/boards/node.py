@@ -110,7 +110,7 @@ BOARD = Board(
         (
             "Activity, minute by minute",
             (
-                rolled("Utilisation", "Part of the time in which a kernel ran.", "utilization_ratio", RATIO, top=1),
+                rolled("Utilization", "Part of the time in which a kernel ran.", "utilization_ratio", RATIO, top=1),
                 rolled(
                     "SM activity",
                     "Share of multiprocessors at work; from profiling, by NVML on Hopper and later. May be "

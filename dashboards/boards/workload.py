@@ -134,7 +134,7 @@ BOARD = Board(
             (
                 table(
                     "The workload",
-                    "Its names and tags, and who bears its charges.",
+                    "Its names and tags, and who is charged for it.",
                     f"""
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.kind, w.user_name AS "user",
                       w.account, w.tags::text AS tags, o.team, o.project,
@@ -191,7 +191,7 @@ BOARD = Board(
             "What its GPUs did",
             (
                 profile(
-                    "Utilisation",
+                    "Utilization",
                     "Part of the time in which a kernel ran; mean, lowest and highest GPU. May be empty "
                     "where minutes are no longer kept.",
                     "utilization_ratio",

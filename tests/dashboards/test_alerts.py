@@ -140,7 +140,7 @@ def test_an_alert_tells_what_to_do(name):
 
 
 def test_alerts_use_metrics_that_exist():
-    """Names come from the catalogue, the agent's exposition and the collector's registry."""
+    """Names come from the catalog, the agent's exposition and the collector's registry."""
     exposition = (ROOT / "agent" / "gpuledger_agent" / "exposition.py").read_text()
     metrics = Metrics()
     metrics.registry.register(ScalingGauge(dict))

@@ -116,14 +116,14 @@ def test_macro_arguments_hold_no_parenthesis():
             assert not re.search(r"\$__\w+\([^)]*\(", target.get("rawSql", "")), (name, panel["title"])
 
 
-def test_colours_are_of_the_palette():
+def test_colors_are_of_the_palette():
     """Okabe and Ito's eight, and black."""
     allowed = {*grafana.PALETTE, "#000000"}
     for board in BOARDS.values():
         assert set(re.findall(r"#[0-9A-Fa-f]{6}", json.dumps(board))) <= allowed
 
 
-def test_metrics_are_in_the_catalogue():
+def test_metrics_are_in_the_catalog():
     """A board names no metric that no agent gives."""
     tables = {*READABLE, "gpu_hours", "gpu_hours_idle", "gpu_micro", "gpu_index", "gpu_model", "gpu_ns"}
     ours = {*BY_NAME, "gpu_health_status", "gpu_held_ratio"}

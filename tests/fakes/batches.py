@@ -50,7 +50,7 @@ def free(accelerator: int, start_ms: int, end_ms: int) -> WireUsageInterval:
 
 
 def samples(accelerators: int, instants: Sequence[int], **columns: Sequence[float | None]) -> Samples:
-    """A row for each accelerator at each instant; columns as blobs, a value a row, default a ramp of utilisation."""
+    """A row for each accelerator at each instant; columns as blobs, a value a row, default a ramp of utilization."""
     rows = [(place, at_ms) for at_ms in instants for place in range(accelerators)]
     wanted = columns or {"gpu_utilization_ratio": [row / max(len(rows), 1) for row in range(len(rows))]}
     return Samples(

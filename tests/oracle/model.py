@@ -226,7 +226,7 @@ class Board:
         return any(one.uuid == uuid and one.node == node and one.start <= at < one.end for one in self.sightings)
 
     def places(self, imported: dict[str, set[int]]) -> Iterator[Place]:
-        """Where each part is, from when to when, equal neighbours joined."""
+        """Where each part is, from when to when, equal neighbors joined."""
         for uuid in sorted({uuid for _, _, there in self.moments for uuid in there}):
             found: list[Place] = []
             for (at, node, there), (end, _, _) in pairwise([*self.moments, (FOREVER, "", {})]):

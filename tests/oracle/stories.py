@@ -60,7 +60,7 @@ def seen_beside_imported() -> World:
     return world("beside", TEN, usage, row, seen(AUGUST + 2 * HOUR, 5, "bravo"), last=dt.date(2024, 8, 4))
 
 
-def relabelled_at_its_end() -> World:
+def relabeled_at_its_end() -> World:
     """Job `j` holds a day for alpha and, three days later, an hour for beta; nobody looks in between."""
     return world("relabel", TEN, seen(AUGUST, 24), seen(AUGUST + 3 * DAY, 1, "beta"), last=dt.date(2024, 8, 6))
 
@@ -117,7 +117,7 @@ STORIES: tuple[Callable[[], World], ...] = (
     share_of_one_millionth,
     one_second_in_a_pool,
     seen_beside_imported,
-    relabelled_at_its_end,
+    relabeled_at_its_end,
     halves_of_a_whole,
     reserved_names,
     dispute_beside_a_third,

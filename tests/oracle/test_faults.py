@@ -95,7 +95,7 @@ def slips_taken(patch: Patch) -> None:
 FAULTS: dict[Callable[[Patch], None], Callable[[], object]] = {
     undated_attributes: stories.share_of_one_millionth,
     pool_by_claim: stories.one_second_in_a_pool,
-    newest_tags: stories.relabelled_at_its_end,
+    newest_tags: stories.relabeled_at_its_end,
     boards_without_an_end: stories.halves_of_a_whole,
     names_as_they_are: stories.reserved_names,
     disputes_move_all: stories.dispute_beside_a_third,

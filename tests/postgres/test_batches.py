@@ -429,7 +429,7 @@ TWISTED = {
 
 @pytest.mark.parametrize("name", TWISTED)
 def test_twisted_records_are_refused_alone(collector_of_many, name):
-    """Each bad record is named in a 422, its good neighbours are committed, and never is there a 5xx."""
+    """Each bad record is named in a 422, its good neighbors are committed, and never is there a 5xx."""
     kind, place, change = TWISTED[name]
     made = msgspec.to_builtins(batch(node=f"node-{list(TWISTED).index(name)}", samples=Samples()))
     for number, one in enumerate(made["accelerators"]):

@@ -1,4 +1,4 @@
-"""Rules of Citus, kept on plain Postgres: by the catalogue of the migrated schema, and by the product's own SQL.
+"""Rules of Citus, kept on plain Postgres: by the catalog of the migrated schema, and by the product's own SQL.
 
 No Citus runs here. What it was seen to do and to refuse stands in docs/scale.md.
 """

@@ -82,7 +82,7 @@ def test_jobs_run_on_one_of_them(pair, shared):
         "SELECT count(*) FROM job_run a JOIN job_run b ON a.id < b.id"
         " AND a.started_at < b.ended_at AND b.started_at < a.ended_at"
         " AND (a.job = b.job OR NOT (a.job = ANY(%(apart)s) OR b.job = ANY(%(apart)s)))",
-        {"apart": ["expired", "merge_partitions", "pack_samples", "roll_up_node_utilization", "roll_up_series"]},
+        {"apart": ["expire", "merge_partitions", "pack_samples", "roll_up_node_utilization", "roll_up_series"]},
     )
     assert overlaps == [(0,)]
 

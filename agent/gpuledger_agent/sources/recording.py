@@ -188,13 +188,13 @@ def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
     values = {name: _number(name, value) for name, value in row["values"].items()}
     absent = {name: _typed(reason, str) for name, reason in row.get("absent", {}).items()}
     series = {
-        _one_of(name, BY_NAME): [_labelled(name, *entry) for entry in entries]
+        _one_of(name, BY_NAME): [_labeled(name, *entry) for entry in entries]
         for name, entries in row.get("series", {}).items()
     }
     return Sample(_typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health, series)
 
 
-def _labelled(name: str, labels: dict[str, Any], value: Any) -> SeriesValue:
+def _labeled(name: str, labels: dict[str, Any], value: Any) -> SeriesValue:
     if not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"{name} has a malformed label")
     return SeriesValue(tuple((label, _typed(text, str)) for label, text in labels.items()), _number(name, value))

@@ -117,37 +117,38 @@ def receipt(
         "coverage_percent": None if proof.coverage is None else str(proof.coverage),
         "holds": proof.holds,
         "unpriced_gpu_ns": proof.unpriced_ns,
-        # Both the booked amount and the exact one: the first is what is paid, the second is what adds up with the
-        # ledger.
-        "invoices": [
-            {
-                "owner": invoice.owner,
-                "currency": invoice.currency,
-                "amount": _amount(invoice.minor, invoice.currency),
-                "micro": invoice.micro,
-                "shared": _amount(invoice.shared_minor, invoice.currency),
-                "shared_micro": invoice.shared_micro,
-            }
-            for invoice in billed
-        ],
-        "shares": [
-            {
-                "name": part.cost.name,
-                "source": part.cost.source,
-                "key": part.cost.key,
-                "from": format_instant(part.period.start_ms),
-                "to": format_instant(part.period.end_ms),
-                "owner": part.keys[0],
-                "currency": part.currency,
-                "micro": part.micro,
-            }
-            for part in shares
-        ],
+        "invoices": [_invoice_row(invoice) for invoice in billed],
+        "shares": [_share_row(part) for part in shares],
         "totals": {
             currency: _amount(sum(invoice.minor for invoice in billed if invoice.currency == currency), currency)
             for currency in sorted({invoice.currency for invoice in billed})
         },
         "corrections": {"lines": len(corrections), "micro": dict(sorted(corrected.items()))},
+    }
+
+
+def _invoice_row(invoice: Invoice) -> Mapping[str, object]:
+    """Both the booked amount and the exact one: the first is what is paid, the second adds up with the ledger."""
+    return {
+        "owner": invoice.owner,
+        "currency": invoice.currency,
+        "amount": _amount(invoice.minor, invoice.currency),
+        "micro": invoice.micro,
+        "shared": _amount(invoice.shared_minor, invoice.currency),
+        "shared_micro": invoice.shared_micro,
+    }
+
+
+def _share_row(part: SharedPart) -> Mapping[str, object]:
+    return {
+        "name": part.cost.name,
+        "source": part.cost.source,
+        "key": part.cost.key,
+        "from": format_instant(part.period.start_ms),
+        "to": format_instant(part.period.end_ms),
+        "owner": part.keys[0],
+        "currency": part.currency,
+        "micro": part.micro,
     }
 
 

@@ -1,6 +1,6 @@
 """What a counter counted, from readings of it: increases between two readings of one life, and the time they cover.
 
-A counter begins at zero with its process. An increase is counted only between two neighbouring readings of the same
+A counter begins at zero with its process. An increase is counted only between two neighboring readings of the same
 life: a value that fell, or another start of the process, ends a life, and a longer pause than `max_gap_ms` proves
 nothing. What happened in such an interval is unknown: it adds no units and covers no time, and is never zero. A pair
 that crosses an hour is split over its hours by time (largest remainder), so that the hours add up to it. Readings may

@@ -1,6 +1,6 @@
 """Shared costs: what no owner caused alone is split over owners by a declared key, in addition to their direct cost.
 
-A shared cost is an amount of every month (support, network, licences), or the cost of a state (unallocated,
+A shared cost is an amount of every month (support, network, licenses), or the cost of a state (unallocated,
 unavailable, unobserved, stranded, commitment_unused) that is moved to those who held something. It is split in a fixed
 order: over the owners of a level by the key, then over each owner's lines by what they cost; both times by largest
 remainder. Law: direct + shared is, to the micro-unit, the direct total + the amounts; a moved cost leaves its row as it

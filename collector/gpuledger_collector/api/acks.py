@@ -48,7 +48,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 Number = Annotated[int, Query(ge=0, lt=2**62)]
 Mac = Annotated[str, Query(max_length=64)]
 NotifiedAt = Annotated[
-    int, Query(alias="told", ge=0, lt=2**62, description="When the mail was written; 0: by an earlier version.")
+    int, Query(alias="sent", ge=0, lt=2**62, description="When the mail was written; 0: by an earlier version.")
 ]
 
 

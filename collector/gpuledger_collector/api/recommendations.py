@@ -38,10 +38,10 @@ FIELDS = (
     "evidence",
     "decided_by",
     "reason",
-    "realised_micro",
-    "realised",
+    "realized_micro",
+    "realized",
 )
-INSTANTS = ("start_ms", "end_ms", "made_ms", "expires_ms", "decided_ms", "realised_until_ms")
+INSTANTS = ("start_ms", "end_ms", "made_ms", "expires_ms", "decided_ms", "realized_until_ms")
 
 
 def router(context: ReadContext) -> APIRouter:

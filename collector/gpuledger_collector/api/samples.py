@@ -27,7 +27,7 @@ MAX_POINTS = 5_000
 
 Gpus = Annotated[str, Query(description=f"UUIDs, comma-separated, at most {MAX_ACCELERATORS}.")]
 Node = Annotated[str, Query(description="Instead of UUIDs: accelerators of this node, while they were there.")]
-Metrics = Annotated[str, Query(description="Names of the catalogue, comma-separated; empty: all stored ones.")]
+Metrics = Annotated[str, Query(description="Names of the catalog, comma-separated; empty: all stored ones.")]
 Step = Annotated[int, Query(ge=0, le=86_400, description="Seconds of each mean; 0: raw, an hour at most.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_POINTS, description="Largest number of instants, of all accelerators.")]
 After = Annotated[int, Query(ge=0, description="`next` of the previous answer.")]

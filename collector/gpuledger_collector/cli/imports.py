@@ -204,7 +204,7 @@ def samples(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import samples: CSV ts,uuid and metrics by catalogue name, or JSON lines as `gpuledger-agent record` writes.
+    """Import samples: CSV ts,uuid and metrics by catalog name, or JSON lines as `gpuledger-agent record` writes.
 
     Samples show what accelerators did, and feed the minute rollup; who held them comes from agents or usage imports.
     """

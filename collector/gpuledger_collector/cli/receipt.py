@@ -36,7 +36,7 @@ ADVICE_KEYS = (
     "currency",
     "cash_expected_micro",
     "capacity_expected_micro",
-    "realised_micro",
+    "realized_micro",
 )
 READINGS: Mapping[str, Callable[[float], str]] = {
     "utilization_ratio": lambda value: f"{value:.1%} utilized",

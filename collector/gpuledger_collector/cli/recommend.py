@@ -40,7 +40,7 @@ COLUMNS = (
     *(number(name, is_optional=name != "cash") for name in SAVINGS),
     Column("currency"),
     Column("state"),
-    number("realised_text", "realised", is_optional=True),
+    number("realized_text", "realized", is_optional=True),
 )
 CSV_COLUMNS = (
     *(Column(name) for name in ("id", "kind", "subject", "team", "advice", "state")),
@@ -48,8 +48,8 @@ CSV_COLUMNS = (
     Column("currency"),
     number("freed_gpu_hours"),
     *(Column(name) for name in ("from", "to", "price_ids", "expires", "decided_by", "reason")),
-    number("realised"),
-    Column("realised_until"),
+    number("realized"),
+    Column("realized_until"),
 )
 Number = Annotated[int, Argument(metavar="ID", help="As the list shows it.")]
 DecidedAt = Annotated[str | None, Option("--at", metavar="INSTANT", help="When it was decided; else now.")]
@@ -128,7 +128,7 @@ def accept(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Accept a recommendation: from then on the ledger measures its realised saving."""
+    """Accept a recommendation: from then on the ledger measures its realized saving."""
     with open_session(dsn, config) as session:
         record_decision(session, number, "accepted", reason, past_instant("--at", at), dry_run)
 
@@ -166,7 +166,7 @@ def to_row(item: Mapping[str, Any]) -> Row:
         for saving in SAVINGS
         for bound in BOUNDS
     }
-    until_ms = item["realised_until_ms"]
+    until_ms = item["realized_until_ms"]
     return {
         **{name: item[name] for name in ("kind", "subject", "team", "advice", "state", "decided_by", "reason")},
         **amounts,
@@ -177,8 +177,8 @@ def to_row(item: Mapping[str, Any]) -> Row:
         "to": format_instant(item["end_ms"]),
         "price_ids": " ".join(map(str, item["price_ids"])),
         "expires": format_instant(item["expires_ms"]),
-        "realised": minor_amount(item["realised_micro"], item["currency"]),
-        "realised_until": "" if until_ms is None else format_instant(until_ms),
+        "realized": minor_amount(item["realized_micro"], item["currency"]),
+        "realized_until": "" if until_ms is None else format_instant(until_ms),
     }
 
 
@@ -190,7 +190,7 @@ def print_recommendations(
     if form is options.Format.csv:
         emit(form, CSV_COLUMNS, rows)
     elif form is options.Format.json:
-        more = [{"key": item["key"], "evidence": item["evidence"], "realised_by": item["realised"]} for item in items]
+        more = [{"key": item["key"], "evidence": item["evidence"], "realized_by": item["realized"]} for item in items]
         print_json(
             {
                 "items": [{**row, **extra} for row, extra in zip(rows, more, strict=True)],
@@ -206,8 +206,8 @@ def print_recommendations(
 
 def to_table_row(row: Row) -> Row:
     """A row with each saving in one cell."""
-    realised = row["realised"] or ("not known" if row["realised_until"] else "")
-    return {**row, **{saving: saving_text(row, saving) for saving in SAVINGS}, "realised_text": realised}
+    realized = row["realized"] or ("not known" if row["realized_until"] else "")
+    return {**row, **{saving: saving_text(row, saving) for saving in SAVINGS}, "realized_text": realized}
 
 
 def saving_text(row: Row, saving: str) -> str:

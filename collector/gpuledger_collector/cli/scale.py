@@ -166,7 +166,7 @@ def history(
 
 def _history_row(row: Row) -> Row:
     """A decision with its hours of wait and waste as text, and the order that it led to."""
-    order = f" [{row['told']}: {row['told_state'] or 'put out'}]" if row["told"] else ""
+    order = f" [{row['notified']}: {row['notified_state'] or 'queued'}]" if row["notified"] else ""
     return {
         **{name: f"{row[name]:.1f}" if isinstance(row[name], float) else row[name] for name in SHOWN},
         "wait": _hours(row["wait_gpu_s"]),

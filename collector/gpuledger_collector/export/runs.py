@@ -140,10 +140,10 @@ def as_json(report: RunReport) -> str:
         ],
         "restarts": report.restarts,
         "bottlenecks": {
-            "minutes": report.judgement.minutes,
-            "found": [asdict(bottleneck) for bottleneck in report.judgement.verdicts],
-            "fine": list(report.judgement.fine),
-            "cannot_say": [asdict(gap) for gap in report.judgement.cannot_say],
+            "minutes": report.judgment.minutes,
+            "found": [asdict(bottleneck) for bottleneck in report.judgment.verdicts],
+            "fine": list(report.judgment.fine),
+            "cannot_say": [asdict(gap) for gap in report.judgment.cannot_say],
         },
         "peers": [
             {
@@ -223,11 +223,11 @@ def as_text(report: RunReport) -> str:
     lines += ["", "What holds it back"]
     lines += [
         f"  {bottleneck.kind}: {bottleneck.says}. {html.capitalized(bottleneck.advice)}."
-        for bottleneck in report.judgement.verdicts
+        for bottleneck in report.judgment.verdicts
     ]
-    if report.judgement.fine:
-        lines.append(f"  looked at and fine: {', '.join(report.judgement.fine)}")
-    lines += [f"  {gap.kind}: cannot be said: {gap.missing}" for gap in report.judgement.cannot_say]
+    if report.judgment.fine:
+        lines.append(f"  looked at and fine: {', '.join(report.judgment.fine)}")
+    lines += [f"  {gap.kind}: cannot be said: {gap.missing}" for gap in report.judgment.cannot_say]
     if len(report.peers) > 1:
         lines += ["", "Beside runs of the same name and team"]
         lines += [f"  {_peer(peer)}" for peer in report.peers]
@@ -290,7 +290,7 @@ def as_html(report: RunReport) -> str:
         unit_plot=_unit_plot(report),
         bottlenecks=[
             (bottleneck, _readings(report.gpus, bottleneck), _evidence(bottleneck))
-            for bottleneck in report.judgement.verdicts
+            for bottleneck in report.judgment.verdicts
         ],
         made_at=format_instant(report.made_ms - report.made_ms % 1000),
     )
@@ -352,7 +352,7 @@ def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
 
 
 def thinned(values: Sequence[float | None]) -> list[float | None]:
-    """At most MAX_POINTS means of neighbouring values; where none of them is known, a gap."""
+    """At most MAX_POINTS means of neighboring values; where none of them is known, a gap."""
     step = -(-len(values) // MAX_POINTS) or 1
     means: list[float | None] = []
     for at in range(0, len(values), step):

@@ -12,8 +12,8 @@ from gpuledger_collector.export.cells import names
 COLUMNS = names(
     """
     decision pool made_at as_of policy mode demand_gpus reactive_gpus wanted_gpus desired_gpus before_gpus quantile
-    told told_state from until known_s came_gpu_s wait_gpu_s waste_gpu_s reactive_wait_gpu_s reactive_waste_gpu_s
-    waste_cost currency reason inputs_hash
+    notified notified_state from until known_s came_gpu_s wait_gpu_s waste_gpu_s reactive_wait_gpu_s
+    reactive_waste_gpu_s waste_cost currency reason inputs_hash
     """
 )
 

@@ -6,13 +6,13 @@ Each rule uses minutes in which the run alone held whole accelerators. Threshold
   the rule of the idle state `data_starved`, which was measured; the GPU waits with nothing in flight.
 - *communication*: SMs active under 50 % while kernels are nearly always resident and the links between GPUs carry at
   least 20 % of their capacity. NVIDIA's DCGM guide calls SM activity under 0.5 likely ineffective use; the share of
-  the link is our judgement.
+  the link is our judgment.
 - *throttling*: slowdown bits in at least half of the minutes and an SM clock under 90 % of the run's own p95: the rule
   of the idle state `throttled`. Bits of heat and of power are distinguished while raw samples still exist.
 - *memory*: DRAM active at 60 % or more: three quarters of the 0.8 that the DCGM guide calls the practical maximum.
 - *batch*: kernels nearly always resident, SMs active under 50 %, DRAM under 30 %, links quiet, and at most half of the
   memory ever used: there is room for more work at once.
-- *imbalance*: a GPU whose activity is a quarter or more away from the median of the run's GPUs (our judgement): the
+- *imbalance*: a GPU whose activity is a quarter or more away from the median of the run's GPUs (our judgment): the
   others wait for one that works more, one that works less has too little to do.
 """
 

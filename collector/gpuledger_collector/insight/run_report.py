@@ -114,7 +114,7 @@ class RunReport:
     peers: Sequence[ComparedRun]
     scaling: Sequence[ScalingPoint]
     gpus: Sequence[GpuReadings]
-    judgement: BottleneckReport
+    judgment: BottleneckReport
     notes: Sequence[str] = field(default_factory=list)
 
     @property

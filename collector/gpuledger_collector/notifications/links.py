@@ -25,7 +25,7 @@ class AckLinks:
     def budget(self, budget_id: int, period_start_ms: int, sent_ms: int) -> str:
         """The link that acknowledges the alerts of a budget in a period, as of the mail of `sent_ms`."""
         mac = self.mac(budget_id, period_start_ms, sent_ms)
-        query = f"budget={budget_id}&period={period_start_ms}&told={sent_ms}&mac={mac}"
+        query = f"budget={budget_id}&period={period_start_ms}&sent={sent_ms}&mac={mac}"
         return f"{self.public_url.rstrip('/')}{PATH}?{query}"
 
     def mac(self, budget_id: int, period_start_ms: int, sent_ms: int = 0) -> str:

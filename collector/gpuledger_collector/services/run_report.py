@@ -87,7 +87,7 @@ def report_run(
         peers=peers,
         scaling=run_report.scaling_points(peers),
         gpus=gpus,
-        judgement=find_bottlenecks(gpus),
+        judgment=find_bottlenecks(gpus),
         notes=_notes(counts, units),
     )
 

@@ -46,7 +46,7 @@ def test_a_structure_that_the_driver_fills_is_read(card):
     assert (metrics["gpu_fabric_state"], metrics["gpu_fabric_health_mask"]) == (3, 0x2A)
 
 
-def test_the_binding_knows_every_call_of_the_catalogue():
+def test_the_binding_knows_every_call_of_the_catalog():
     """Each function, field and structure that the catalog names is there, and takes what it is given."""
     for metric in METRICS:
         if isinstance(metric.reader, Call):

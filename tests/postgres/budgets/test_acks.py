@@ -62,8 +62,8 @@ def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> N
     for wrong in (
         link[:-1] + ("0" if link[-1] != "0" else "1"),
         link.replace(f"period={period}", "period=0"),
-        link.replace("told=17", "told=18"),
-        link.replace("told=17&", ""),
+        link.replace("sent=17", "sent=18"),
+        link.replace("sent=17&", ""),
         link + "ä",
     ):
         assert client.post(wrong).status_code == 403 or client.post(wrong).status_code == 422

@@ -91,13 +91,13 @@ def test_only_what_the_file_declares_is_told(run, written, fleet) -> None:
 
 def test_every_mistake_is_named_with_its_line(run, written, fleet) -> None:
     """Unknown keys and levels name the nearest, bad values their line; nothing is applied."""
-    text = RULES.replace("[[price]]", "[[price]]\ncolour = 1").replace("org =", "orgg =")
+    text = RULES.replace("[[price]]", "[[price]]\ncolor = 1").replace("org =", "orgg =")
     text = text.replace("2025-01-01", "2025-01-01T00:00:00").replace("match = { pool", "mach = { pool")
     path = written("ledger.toml", text + "[rules]\n")
     code, _, err = run("apply", path)
     assert code == 2
     places = [line.removeprefix(f"{path}:").split(": ")[0] for line in err.splitlines()[:-1]]
-    assert places == ["rules", "2:assign", "7:mach", "12:colour", "12:effective_from"]
+    assert places == ["rules", "2:assign", "7:mach", "12:color", "12:effective_from"]
     assert "is it 'org'?" in err
     assert "is it 'match'?" in err
     assert fleet.rows("SELECT * FROM price") == []

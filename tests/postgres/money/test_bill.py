@@ -169,7 +169,7 @@ def test_two_currencies_are_never_netted(october, tmp_path):
     assert kinds == {("EUR", "currency"): "44", ("USD", "currency"): "-48"}
 
 
-def test_amortised_costs_can_be_compared_instead(october, tmp_path):
+def test_amortized_costs_can_be_compared_instead(october, tmp_path):
     """A reservation's hours cost nothing on the invoice, and their part of it in effect."""
     row = {"BilledCost": "0", "EffectiveCost": "36", "PricingQuantity": "24", "CommitmentDiscountStatus": "Used"}
     assert reconciled(october, tmp_path, row)[1] == {("USD", "commitment"): "-48"}

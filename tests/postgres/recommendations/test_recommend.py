@@ -117,7 +117,7 @@ def told(fleet: Fleet) -> dict[str, dict[str, object]]:
         "price_ids",
         "evidence",
         "id",
-        "realised_micro",
+        "realized_micro",
         "reason",
     )
     rows = fleet.rows(f"SELECT {', '.join(names)} FROM recommendation ORDER BY key")
@@ -259,11 +259,11 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     ((idle,),) = fleet.rows(
         "SELECT sum(idle_cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id WHERE w.key = 'slurm::1'"
     )
-    assert found["realised_micro"] == idle // 2
+    assert found["realized_micro"] == idle // 2
     assert idle == pytest.approx(74.4 * 2.49e6, rel=1e-6)
     code, out, _ = run("recommend", "--state", "accepted", "--format", "csv")
     (row,) = csv.DictReader(io.StringIO(out))
-    assert (row["realised"], row["reason"]) == ("92.63", "stopped")
+    assert (row["realized"], row["reason"]) == ("92.63", "stopped")
     code, _, err = run("recommend", "reject", number)
     assert code == 2
     assert "accepted already" in err
@@ -273,7 +273,7 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     at(monkeypatch, NOW + 20 * DAY)
     run("recommend")
     found = told(fleet)[RESTING]
-    assert (found["state"], found["realised_micro"]) == ("done", idle)
+    assert (found["state"], found["realized_micro"]) == ("done", idle)
 
 
 @pytest.mark.parametrize(("currency", "brought"), [("USD", 0), ("EUR", None), ("", None)])
@@ -299,9 +299,9 @@ def test_another_rate_is_no_saving(currency, brought, fleet, ledger, findings, s
     at(monkeypatch, NOW + DAYS * DAY)
     run("recommend")
     found = told(fleet)[RESTING]
-    assert found["realised_micro"] == brought
+    assert found["realized_micro"] == brought
     assert found["state"] == ("done" if brought == 0 else "accepted")
-    ((said,),) = fleet.rows("SELECT realised FROM recommendation WHERE key = %s", RESTING)
+    ((said,),) = fleet.rows("SELECT realized FROM recommendation WHERE key = %s", RESTING)
     assert said["before"]["idle_ns"] == said["after"]["idle_ns"] > 0
     assert bool(said["unknown"]) is (brought is None)
     if brought is None:

@@ -85,7 +85,7 @@ class Bench:
 
 @st.composite
 def scrapes(draw):
-    """Instants with holders, utilisation of each (None: not told), SM activity, power and energy."""
+    """Instants with holders, utilization of each (None: not told), SM activity, power and energy."""
     at_ms, made = BEGIN, []
     joules = 0
     for _ in range(draw(st.integers(1, 6))):

@@ -171,7 +171,7 @@ BAD = {
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("fault", BAD)
-def test_a_bad_series_is_refused_and_its_neighbours_are_written(shared, fault, version):
+def test_a_bad_series_is_refused_and_its_neighbors_are_written(shared, fault, version):
     """A partial write: 400, so that the sender does not repeat it, and the count of what was written."""
     status, written, text = write(shared, [*scrape(T, 6), Point(BAD[fault], 1.0, T)], version)
     assert (status, written) == (400, 4), text
@@ -372,11 +372,11 @@ def test_memory_stays_bounded_under_bombs(shared):
     whole = MAX_INFLATED_BYTES - 16
     empty = snappy(b"\x0a\x00" * (whole // 2))
     samples = snappy(b"\x0a" + varint(whole) + b"\x12\x00" * (whole // 2))
-    labelled = snappy(b"\x0a" + varint(whole) + b"\x0a\x00" * (whole // 2 - 1) + b"\x12\x00")
+    labeled = snappy(b"\x0a" + varint(whole) + b"\x0a\x00" * (whole // 2 - 1) + b"\x12\x00")
     symbols = snappy(b"\x22\x00" * (whole // 2))
     refs = snappy(b"\x2a" + varint(whole) + b"\x0a" + varint(whole - 8) + b"\x01" * (whole - 8) + b"\x12\x00")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for body in (empty, samples, labelled, symbols, refs, snappy(bytes(whole)), varint(2**34) + GOOD):
+    for body in (empty, samples, labeled, symbols, refs, snappy(bytes(whole)), varint(2**34) + GOOD):
         for version in (1, 2):
             status, _, text = shared.request("POST", WRITE, body, headers(version))
             assert status in (204, 400, 413), text

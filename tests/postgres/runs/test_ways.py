@@ -99,7 +99,7 @@ def test_old_and_new_agents_and_collectors_understand_each_other(collector):
     later = {
         **plain,
         "seq": 7,
-        "counts": [{"workload": 0, "source": "u", "counter": "steps", "at_ms": T, "value": 1, "colour": "red"}],
+        "counts": [{"workload": 0, "source": "u", "counter": "steps", "at_ms": T, "value": 1, "color": "red"}],
         "dreams": [1, 2],
     }
     assert collector.post(zstd.compress(msgspec.msgpack.encode(later)))[1]["status"] == "committed"

@@ -119,7 +119,7 @@ def test_a_change_is_told_once_signed_and_only_where_the_pool_acts(ledger, pool,
     pool(**ACTING, warm_gpus=20)
     for _ in range(3):
         advise_scaling(store, hour_ms + 1000)
-    assert rows(database, "SELECT told, mode FROM scaling_decision ORDER BY id") == [
+    assert rows(database, "SELECT notified, mode FROM scaling_decision ORDER BY id") == [
         ("", "advice"),
         ("webhook:capacity", "act"),
     ]

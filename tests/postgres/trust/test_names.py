@@ -167,11 +167,13 @@ def mails_about(name: str) -> list[Content]:
         budget_mail.write(of, notifications.LINKS),
         finding_mail.acted(replace(notifications.ACTION, target={"workload": name, "name": name}), job),
     ]
-    several = tuple(replace(notifications.TOLD[0], subject=name, text=name) for _ in range(2))
+    # A message's text is our own and begins with a word of ours; it shows its first paragraph.
+    several = tuple(replace(notifications.TOLD[0], subject=name, text=f"About {name}") for _ in range(2))
     return [*told, digest_mail.write(Digest("ada@example.org", notifications.NOW, "UTC", several))]
 
 
 @given(hostile)
+@example("\nFORGED ok")
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_mails_and_hooks_show_escapes(name: str) -> None:
     """Subject, text, HTML, attachments and what a chat is posted: as many lines as with a harmless name."""

@@ -18,7 +18,7 @@ def rule(position, match, assign, start=None, end=None):
 
 def test_a_tag_named_like_a_level_is_that_level():
     """Without any rule, team and project tags attribute; other tags do not; the unix user fills the user."""
-    owner = Attribution().owner_of(facts(user="amina", team="vision", project="seg", colour="blue"), 0)
+    owner = Attribution().owner_of(facts(user="amina", team="vision", project="seg", color="blue"), 0)
     assert owner == OwnerPath(team="vision", project="seg", user="amina")
     assert Attribution().owner_of(facts(), 0) == OwnerPath()
 

@@ -267,6 +267,6 @@ def test_an_open_day_bears_the_hours_so_far():
 
 @pytest.mark.parametrize(("start", "end"), [(1, HOUR_MS), (0, HOUR_MS + 1), (HOUR_MS, HOUR_MS)])
 def test_a_term_that_is_no_whole_hours_is_refused(start, end):
-    """Hours are what is amortised."""
+    """Hours are what is amortized."""
     with pytest.raises(ValueError, match="whole hour"):
         Commitment(None, "c", 1, 0, Decimal(1), "USD", start, end)

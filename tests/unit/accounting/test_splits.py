@@ -54,7 +54,7 @@ def test_values_rounded_together_add_up_to_the_rounded_sum(values, unit):
         assert abs(count * unit - value) < unit
 
 
-def test_halves_go_to_the_even_neighbour():
+def test_halves_go_to_the_even_neighbor():
     """0.5, 1.5 and 2.5 become 0, 2 and 2."""
     assert [round_half_even_div(n, 2) for n in (1, 3, 5, -1, -3)] == [0, 2, 2, 0, -2]
 

@@ -1,4 +1,4 @@
-"""Bottlenecks on labelled synthetic runs: each named on its own run, none on a sound one, none without its readings."""
+"""Bottlenecks on labeled synthetic runs: each named on its own run, none on a sound one, none without its readings."""
 
 import random
 
@@ -59,7 +59,7 @@ def slowed(minute):
     return 1.95e9 if minute % 60 < 10 else 1.4e9
 
 
-LABELLED = {
+LABELED = {
     "input": run(**STARVED),
     "communication": run(**TALKING),
     "throttling": run(slowed_ratio=0.9, thermal_ratio=0.9, clock=slowed),
@@ -72,7 +72,7 @@ LABELLED = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_bottleneck_is_named_on_its_own_run_and_no_other(kind):
     """The label of the run is its only verdict; all else was looked at and is fine."""
-    found = find_bottlenecks(LABELLED[kind])
+    found = find_bottlenecks(LABELED[kind])
     assert kinds(found) == [kind]
     assert set(found.fine) == set(KINDS) - {kind}
     assert found.cannot_say == []
@@ -122,7 +122,7 @@ def test_too_little_is_known_of_a_short_run():
 
 def test_heat_and_power_are_told_apart_only_by_their_bits():
     """Without raw samples the verdict names both."""
-    heat = find_bottlenecks(LABELLED["throttling"]).verdicts[0]
+    heat = find_bottlenecks(LABELED["throttling"]).verdicts[0]
     power = find_bottlenecks(run(slowed_ratio=0.9, power_cap_ratio=0.9, clock=slowed)).verdicts[0]
     either = find_bottlenecks(
         run(slowed_ratio=0.9, clock=slowed, without=("thermal_ratio", "power_cap_ratio"))

@@ -80,7 +80,7 @@ class AcceptedRecords(dict[int, T]):
 class SampleBlock:
     """Samples of a batch: position of the accelerator in its batch, instant, and a column for each metric.
 
-    A column is the bytes that were sent (little-endian, of the kind in the catalogue): a batch has dozens of short
+    A column is the bytes that were sent (little-endian, of the kind in the catalog): a batch has dozens of short
     columns, and creating a numpy array costs more than processing it. They are converted when batches are joined.
     """
 
@@ -423,10 +423,10 @@ def select_rows(columns: dict[str, bytes], rows: Array) -> dict[str, bytes]:
 
 
 def kind_of(metric: str) -> str:
-    """How a metric's column is stored. Raises ValueError for a metric that the catalogue lacks."""
+    """How a metric's column is stored. Raises ValueError for a metric that the catalog lacks."""
     kind = METRIC_KINDS.get(metric)
     if kind is None:
-        raise ValueError("is not a metric of this collector's catalogue")
+        raise ValueError("is not a metric of this collector's catalog")
     return kind
 
 

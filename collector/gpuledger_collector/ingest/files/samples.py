@@ -1,4 +1,4 @@
-"""Samples from a file: CSV `ts,uuid` and metrics by catalogue name, or JSON lines as the agent records them.
+"""Samples from a file: CSV `ts,uuid` and metrics by catalog name, or JSON lines as the agent records them.
 
 A JSON line is one sample, `{"ts": ..., "uuid": ..., "values": {metric: number}}`, or a tick of an agent's recording
 (`offset_ms` and a list of `samples`), whose instants count from a start that the importer gives. An empty cell is an

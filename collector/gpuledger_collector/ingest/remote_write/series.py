@@ -68,7 +68,7 @@ class NodeAccelerator:
 
 @dataclass(frozen=True, slots=True)
 class GpuSeries:
-    """An accepted series. `metric` is None for a field that the catalogue lacks: the series still shows its holder."""
+    """An accepted series. `metric` is None for a field that the catalog lacks: the series still shows its holder."""
 
     accelerator: NodeAccelerator
     metric: Metric | None

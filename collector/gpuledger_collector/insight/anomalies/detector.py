@@ -8,7 +8,7 @@ everything usual. *Slow*: a one-sided CUSUM (Page 1954) of the distance from the
 fires, and leaking so that it forgets. The reference of both is raised to what recurred at this hour in both weeks
 before. Where the rate is known (cost and usage apart), a rise of the rate is an alarm of its own, without statistics.
 
-Law: the judgement of an instant depends on values up to that instant alone; scaling a series changes no score.
+Law: the judgment of an instant depends on values up to that instant alone; scaling a series changes no score.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TUNED = Tuning()
 
 @dataclass(frozen=True)
 class Detection:
-    """Judgement of every instant of a series; NaN where an instant is unknown or has too little past.
+    """Judgment of every instant of a series; NaN where an instant is unknown or has too little past.
 
     `price` marks instants at which a rate was above that of the three days before.
     """
@@ -197,13 +197,13 @@ def _persistent(score: Floats, tuning: Tuning, step_ms: int) -> Flags:
     return flag
 
 
-def group_episodes(judgement: Detection) -> list[AnomalyEpisode]:
+def group_episodes(judgment: Detection) -> list[AnomalyEpisode]:
     """Join flags at most twelve hours apart into one episode."""
-    where = np.flatnonzero(judgement.flag)
+    where = np.flatnonzero(judgment.flag)
     if not len(where):
         return []
-    apart = max(1, MERGE_HOURS * HOUR_MS // judgement.series.step_ms)
+    apart = max(1, MERGE_HOURS * HOUR_MS // judgment.series.step_ms)
     cut = np.flatnonzero(np.diff(where) > apart)
-    over = np.nan_to_num(np.fmax(judgement.series.values - judgement.expected, 0.0))
+    over = np.nan_to_num(np.fmax(judgment.series.values - judgment.expected, 0.0))
     starts, ends = where[np.r_[0, cut + 1]], where[np.r_[cut, len(where) - 1]]
     return [AnomalyEpisode(int(a), int(b), float(over[a : b + 1].sum())) for a, b in zip(starts, ends, strict=True)]

@@ -49,7 +49,7 @@ class ForecastSettings:
     origins: int = 6  # earlier origins at which the models are judged
     judged_leads: int = 6
     power: float = 12.0  # how sharply a smaller loss is preferred
-    doubt: float = 1.0  # weight of the prior against the judgement, in origins
+    doubt: float = 1.0  # weight of the prior against the judgment, in origins
     prior: tuple[tuple[str, float], ...] = (
         ("analog", 4.0),
         ("recent", 1.0),

@@ -30,7 +30,7 @@ CERTAINTY = {
     State.HOLLOW: 0.8,
     State.UNDERUSED: 0.7,
 }
-"""Confidence by judgement; that of the other states is measured (survival.py)."""
+"""Confidence by judgment; that of the other states is measured (survival.py)."""
 TRAILING = 30
 """Minutes without data at the very end that do not end an episode yet: samples arrive late."""
 

@@ -16,7 +16,7 @@ TERA = 10**12
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One card. `peak_flops`: dense operations per second by precision. `link`: name of its link to its neighbours."""
+    """One card. `peak_flops`: dense operations per second by precision. `link`: name of its link to its neighbors."""
 
     name: str
     memory_bytes: int

@@ -157,7 +157,7 @@ def _condition(column: str, kind: str, name: str) -> tuple[sql.Composable, dict[
         )
         for key in KEYS
     ]
-    # An address in a list, such as those that a letter went to.
+    # An address in a list, such as the recipients of a mail.
     tests.append(sql.SQL("position('\"' || %(name)s || '@' in {}::text) > 0").format(sql.Identifier(column)))
     return sql.SQL("({})").format(sql.SQL(" OR ").join(tests)), {"name": name}
 

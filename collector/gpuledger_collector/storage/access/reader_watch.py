@@ -5,7 +5,7 @@ it can still delay all others: CREATE RULE waits for an exclusive lock before it
 after it waits too. So a session of the collector looks every second. It ends what runs or stays in a transaction for
 too long, what holds an advisory lock, and what one of ours has waited for.
 
-The look itself reads no table and no catalogue, so that no lock on those can stop it. Who may end a session: a member
+The look itself reads no table and no catalog, so that no lock on those can stop it. Who may end a session: a member
 of its role, which `db grant-reader` makes of the owner, or of pg_signal_backend.
 """
 

@@ -38,7 +38,7 @@ Lines = Callable[[Period], Sequence[ChargedLine]]
 def allocate(
     connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str] | None = None
 ) -> Allocations:
-    """Shares and grams for a report of a period up to now, by these dimensions. `owner`: only what it bears itself."""
+    """Shares and grams for a report of a period up to now, by these dimensions. `owner`: only what it pays itself."""
     calendar, lines, allocations = zones.calendar(connection), _lines(connection, by), Allocations()
     for month, part, at in _months(connection, calendar, period):
         for cost in declarations.shared_costs(connection, at):
@@ -52,7 +52,7 @@ def allocate(
 def shares(
     connection: Connection, period: Period, level: str, now_ms: int, at_ms: int | None = None
 ) -> list[SharedPart]:
-    """What each owner of a level bears of shared costs in a period up to now. `at_ms`: when an open month is closed."""
+    """What each owner of a level pays of shared costs in a period up to now. `at_ms`: when an open month is closed."""
     calendar, lines, allocations = zones.calendar(connection), _lines(connection, (level,)), Allocations()
     closing = None if at_ms is None else dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
     for month, part, at in _months(connection, calendar, period):
@@ -128,7 +128,7 @@ def _share(
 
 
 def _keys(line_share: LineShare, by: Sequence[str], owner: Mapping[str, str] | None) -> tuple[str, ...] | None:
-    """The cells of the row that bears a share, None where this reader does not see it."""
+    """The cells of the row that pays a share, None where this reader does not see it."""
     if line_share.line is None:
         return None if owner else (UNSHARED, *[""] * (len(by) - 1))
     assert isinstance(line_share.line, ChargedLine)

@@ -312,7 +312,7 @@ def seal_holds(connection: Connection, dispute: Dispute) -> bool:
 
 
 def billed_now(connection: Connection, dispute: Dispute) -> tuple[dict[str, int], bool]:
-    """What the contested owner bears of the same time by now, corrections included, and whether it is rated.
+    """What the contested owner pays for the same time by now, corrections included, and whether it is rated.
 
     By currency, micro-units; of one contested line its workload and accelerator on that day count.
     """

@@ -1,4 +1,4 @@
-"""Decisions of disputes in Postgres, as rating honours them."""
+"""Decisions of disputes in Postgres, as rating honors them."""
 
 from __future__ import annotations
 

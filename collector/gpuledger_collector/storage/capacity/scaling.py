@@ -185,7 +185,7 @@ class PastDecision:
 
 
 _HISTORY = """SELECT d.id AS decision_id, d.*, o.from_ms, o.until_ms, o.known_ms, o.demand_gpu_s, o.wait_gpu_s,
-    o.waste_gpu_s, o.reactive_wait_gpu_s, o.reactive_waste_gpu_s, o.currency, o.waste_micro, x.state AS told_state
+    o.waste_gpu_s, o.reactive_wait_gpu_s, o.reactive_waste_gpu_s, o.currency, o.waste_micro, x.state AS notified_state
     FROM scaling_decision d LEFT JOIN scaling_outcome o ON o.decision_id = d.id
     LEFT JOIN outbox x ON x.key = 'scaling:' || d.id
     WHERE (%(pool)s::text IS NULL OR d.pool = %(pool)s) AND d.made_ms >= %(since)s
@@ -257,7 +257,7 @@ def put(connection: Connection, decision: ScalingDecision) -> int:
             "setting": advice.setting.sentence(),
             "reason": advice.reason,
             "inputs_hash": decision.inputs_hash,
-            "told": f"webhook:{decision.webhook}" if decision.webhook else "",
+            "notified": f"webhook:{decision.webhook}" if decision.webhook else "",
         },
         "id",
     )

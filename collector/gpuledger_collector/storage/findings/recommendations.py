@@ -96,8 +96,8 @@ def put(connection: Connection, recommendations: Sequence[Recommendation], run: 
             f"INSERT INTO recommendation AS old ({', '.join(names)}, state) "
             f"VALUES ({', '.join(['%s'] * len(names))}, 'open') ON CONFLICT (key) DO UPDATE SET {updates}, "
             "made_ms = CASE WHEN old.state = 'open' THEN old.made_ms ELSE excluded.made_ms END, state = 'open', "
-            "decided_ms = NULL, decided_by = '', reason = '', realised_micro = NULL, realised_until_ms = NULL, "
-            "realised = NULL",
+            "decided_ms = NULL, decided_by = '', reason = '', realized_micro = NULL, realized_until_ms = NULL, "
+            "realized = NULL",
             [_row(recommendation) for recommendation in recommendations],
         )
     connection.execute(
@@ -172,7 +172,7 @@ def put_realized(connection: Connection, savings: Iterable[RealizedSaving]) -> N
     """Write what accepted recommendations have saved."""
     for saving in savings:
         connection.execute(
-            "UPDATE recommendation SET realised_micro = %s, realised_until_ms = %s, realised = %s, "
+            "UPDATE recommendation SET realized_micro = %s, realized_until_ms = %s, realized = %s, "
             "state = CASE WHEN %s THEN 'done' ELSE state END WHERE id = %s",
             (saving.micro, saving.until_ms, json.dumps(saving.details), saving.done, saving.id),
         )

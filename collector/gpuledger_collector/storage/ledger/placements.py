@@ -74,8 +74,8 @@ def settle(
     stated = _stated(connection, parts)
     pools = {
         sighting.attributes.pool
-        for of_accelerators_of_device in sightings.values()
-        for sighting in of_accelerators_of_device
+        for of_board in sightings.values()
+        for sighting in of_board
         if sighting.attributes is not None
     }
     # Also pools of rows that may be replaced: days with imported usage are read for all of them.
@@ -84,34 +84,30 @@ def settle(
     newest: dict[int, Placement] = {}
     # Board by board: a MIG instance and its device cannot be present at the same time, so they are placed together.
     for device in sorted(set(parts.device_of.values())):
-        of_accelerators_of_device = [number for number in parts.ids if parts.device_of[number] == device]
-        before = {
-            number: [row for row in known.get(number, ()) if row.in_ms < start_ms]
-            for number in of_accelerators_of_device
-        }
-        board = Board(
-            device=device,
-            since_ms=start_ms,
-            # The row that is open at the start continues into the recomputed time.
-            carried=[rows[-1] for rows in before.values() if rows and rows[-1].reaches(start_ms)],
-            sightings=sightings.get(device, ()),
-            stated=stated.get(device, ()),
-            imported=imported,
-            former_pools={number: [row.pool for row in rows] for number, rows in before.items()},
-            is_cut=start_ms > wanted_ms,
+        numbers = [number for number in parts.ids if parts.device_of[number] == device]
+        before = {number: [row for row in known.get(number, ()) if row.in_ms < start_ms] for number in numbers}
+        line = place(
+            Board(
+                device=device,
+                since_ms=start_ms,
+                # The row that is open at the start continues into the recomputed time.
+                carried=[rows[-1] for rows in before.values() if rows and rows[-1].reaches(start_ms)],
+                sightings=sightings.get(device, ()),
+                stated=stated.get(device, ()),
+                imported=imported,
+                former_pools={number: [row.pool for row in rows] for number, rows in before.items()},
+                is_cut=start_ms > wanted_ms,
+            )
         )
-        line = place(board)
-        claims.drop(connection, of_accelerators_of_device, start_ms)
+        claims.drop(connection, numbers, start_ms)
         claims.keep(connection, line.claims)
         for claim in line.claims:
             if claim.kind == "node":
                 on_node_claim(claim)
-        placed: dict[int, list[Placement]] = {number: [] for number in of_accelerators_of_device}
-        for row in line.placements:
-            placed[row.accelerator_id].append(row)
-        for number in of_accelerators_of_device:
+        for number in numbers:
+            placed = [row for row in line.placements if row.accelerator_id == number]
             # Rows before the start are kept as they are, apart from the one that the new rows continue or end.
-            rows = spliced(before[number], placed[number], start_ms)
+            rows = spliced(before[number], placed, start_ms)
             _write(connection, number, known.get(number, []), rows)
             if rows:
                 newest[number] = rows[-1]

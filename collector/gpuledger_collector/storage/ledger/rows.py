@@ -43,7 +43,7 @@ class InventoryRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One imported sample: readings by catalogue name of one accelerator at one instant, as checked decimal text."""
+    """One imported sample: readings by catalog name of one accelerator at one instant, as checked decimal text."""
 
     line: int
     uuid: str

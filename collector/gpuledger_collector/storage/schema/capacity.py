@@ -95,7 +95,7 @@ table(
     column("quantile", sa.Double, "of the rise, by a forecast; null: without one", nullable=True),
     *required(TEXT, "setting", "reason"),
     column("inputs_hash", TEXT, "SHA-256 of demand and terms"),
-    column("told", TEXT, "webhook that is notified of the change; empty: none", default=""),
+    column("notified", TEXT, "webhook that is notified of the change; empty: none", default=""),
     index("pool", "made_ms"),
 )
 

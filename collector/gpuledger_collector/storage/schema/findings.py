@@ -82,9 +82,9 @@ table(
     *required(BIG, "made_ms", "expires_ms"),
     *optional(BIG, "decided_ms"),
     *texts("decided_by", "reason"),
-    column("realised_micro", BIG, "by the ledger since acceptance, may be negative; null: not yet", nullable=True),
-    *optional(BIG, "realised_until_ms"),
-    column("realised", JSONB, "costs and busy time before and after", nullable=True),
+    column("realized_micro", BIG, "by the ledger since acceptance, may be negative; null: not yet", nullable=True),
+    *optional(BIG, "realized_until_ms"),
+    column("realized", JSONB, "costs and busy time before and after", nullable=True),
 )
 
 table(
