@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from fakes.systemd import check_trace, confined, directives, exposure
 from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
 from gpuledger_common.systemd import notify
@@ -25,33 +24,12 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 UNIT, CONFIG = ROOT / "deploy/systemd/gpuledger-collector.service", ROOT / "deploy/systemd/collector.toml"
 GPULEDGER = [sys.executable, "-m", "gpuledger_collector"]
-
-
-def lines():
-    """The unit's settings, each with its values in order."""
-    found = {}
-    for name, value in re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE):
-        found.setdefault(name, []).append(value)
-    return found
-
-
-FOUND = lines()
-
-
-def needs(program, package):
-    """Skips where a program is not installed."""
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed (apt-get install {package})")
+FOUND = directives(UNIT)
 
 
 def test_little_is_open_to_the_unit():
     """At most 2.5 of 10 as systemd itself counts, and systemd understands every line."""
-    needs("systemd-analyze", "systemd")
-    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    (score,) = re.findall(r"Overall exposure level for \S+: ([\d.]+)", told.stdout)
-    assert float(score) <= 2.5
-    assert not told.stderr.strip()
+    assert exposure(UNIT) <= 2.5
 
 
 def placed(text, folder):
@@ -98,24 +76,6 @@ def test_its_commands_and_settings_are_good(tmp_path):
     assert loaded.data_dir == folder / FOUND["StateDirectory"][0]
 
 
-def filtered_calls():
-    """Names of the system calls that SystemCallFilter= leaves, and of those that it forbids by name."""
-    told = subprocess.run(
-        ["systemd-analyze", "syscall-filter", "--no-pager"], capture_output=True, text=True, check=True
-    ).stdout
-    sets = {}
-    for name, body in re.findall(r"^(@[\w-]+)\n((?: .*\n|\n(?= ))*)", told, re.MULTILINE):
-        sets[name] = re.findall(r"^    (@?[\w-]+)$", body, re.MULTILINE)
-
-    def of(name):
-        return set().union(*(of(inner) if inner[0] == "@" else {inner} for inner in sets[name]))
-
-    allow, *deny = FOUND["SystemCallFilter"]
-    denied = set().union(*(of(name) for line in deny for name in line.removeprefix("~").split()))
-    assert "setpriority" in denied
-    return (of(allow) | of("@default")) - denied, denied
-
-
 @contextlib.contextmanager
 def told(path):
     """A socket such as systemd's, and what was told on it."""
@@ -143,8 +103,6 @@ def test_it_runs_within_what_the_unit_leaves(dsn, tmp_path):
     """Upgrade, start, requests and stop, with every forbidden system call failing as it would (numpy's mbind does, and
     is not missed): no call beside, no memory to write and execute, no other kind of socket; systemd hears READY.
     """
-    needs("strace", "strace")
-    needs("systemd-analyze", "systemd")
     folder = credentials(tmp_path, dsn)
     config = tmp_path / "collector.toml"
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -152,14 +110,10 @@ def test_it_runs_within_what_the_unit_leaves(dsn, tmp_path):
     config.write_text(placed(CONFIG.read_text(), folder).replace("0.0.0.0:8440", f"127.0.0.1:{port}"))
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GPULEDGER_")}
     given = {**clean, **environment(folder), "NOTIFY_SOCKET": str(tmp_path / "notify")}
-    allowed, denied = filtered_calls()
-    assert FOUND["SystemCallErrorNumber"] == ["EPERM"]
-    injected = ",".join(f"?{name}" for name in sorted(denied))
-    trace = ["strace", "-f", "-qq", "-e", f"inject={injected}:error=EPERM", "-o"]
-    upgraded = [*trace, tmp_path / "upgrade.trace", *GPULEDGER, "db", "upgrade"]
+    upgraded = [*confined(UNIT, tmp_path / "upgrade.trace"), *GPULEDGER, "db", "upgrade"]
     subprocess.run(upgraded, env=given, check=True, capture_output=True)
     with told(tmp_path / "notify") as channel:
-        serve = [*trace, tmp_path / "serve.trace", *GPULEDGER, "serve", "--config", config]
+        serve = [*confined(UNIT, tmp_path / "serve.trace"), *GPULEDGER, "serve", "--config", config]
         process = subprocess.Popen(serve, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             assert channel.recv(99) == b"READY=1"
@@ -176,10 +130,4 @@ def test_it_runs_within_what_the_unit_leaves(dsn, tmp_path):
         finally:
             process.kill()
             process.communicate()
-    text = (tmp_path / "upgrade.trace").read_text() + (tmp_path / "serve.trace").read_text()
-    made = set(re.findall(r"^\d+ +(?:<\.\.\. )?(\w+)[( ]", text, re.MULTILINE))
-    assert {"mmap", "prlimit64", "epoll_wait"} & made
-    assert made - allowed <= denied, made - allowed - denied
-    assert not re.findall(r".*PROT_WRITE\|PROT_EXEC.*", text)
-    kinds = {f"AF_{kind}" for kind in re.findall(r"socket\(AF_(\w+)", text)}
-    assert kinds <= set(FOUND["RestrictAddressFamilies"][0].split())
+    check_trace(UNIT, (tmp_path / "upgrade.trace").read_text() + (tmp_path / "serve.trace").read_text())

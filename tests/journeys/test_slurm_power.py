@@ -18,7 +18,9 @@ import pytest
 from fakes.collector import JSON, running
 from fakes.ports import free_port
 from fakes.postgres import database, dsn, open_folder, postgres
+from fakes.processes import BIN
 from fakes.slurm import DEPLOY, NODE, PATH, Cluster, answers, why_not
+from fakes.systemd import check_trace, confined
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
@@ -28,6 +30,8 @@ pytestmark = pytest.mark.slow
 
 __all__ = ["database", "dsn", "postgres"]
 
+NETLINK = frozenset({"AF_NETLINK"})
+"""glibc and curl ask which addresses the machine has, and go on without an answer."""
 REASON = why_not()
 slurm_only = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
 
@@ -180,11 +184,11 @@ def advisor():
     made.server.server_close()
 
 
-def scale(url, *arguments, environment=None, **settings):
-    """Exit code and what gpuledger-scale says."""
+def scale(url, *arguments, environment=None, before=(), **settings):
+    """Exit code and what gpuledger-scale says; `before` are words before its command."""
     given = {"URL": url, "POOL": "gpu", "NODES": f"{NODE},cloud[2-4]", "NODE_GPUS": "4", "CEILING": "3"} | settings
     done = subprocess.run(
-        [DEPLOY / "gpuledger-scale", *arguments],
+        [*before, DEPLOY / "gpuledger-scale", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -251,6 +255,25 @@ def test_advice_powers_nodes_up_and_the_resumed_one_runs_a_job(cluster, advisor)
     code, said = run("--apply", NODES=NODE, MAX_DOWN="1")
     assert f"ran: scontrol update nodename={NODE} state=power_down" in said
     wait_for(lambda: f"suspend {NODE}: the hook failed with 7" in (cluster.home / "power.log").read_text())
+
+
+@slurm_only
+def test_the_units_leave_what_their_commands_need(cluster, advisor, tmp_path):
+    """gpuledger-scale orders a node and the agent reads the queue, with every call that the units forbid failing."""
+    advisor.says(4.0)
+    unit, trace = DEPLOY / "gpuledger-scale@.service", tmp_path / "scale.trace"
+    code, said = scale(
+        advisor.url, "--apply", before=confined(unit, trace), environment=cluster.environment, NODES="cloud2"
+    )
+    assert (code, "ran: scontrol update nodename=cloud2 state=power_up" in said) == (0, True), said
+    check_trace(unit, trace.read_text(), NETLINK)
+    unit, trace = DEPLOY / "gpuledger-queue.service", tmp_path / "queue.trace"
+    command = [*confined(unit, trace), BIN / "gpuledger-agent", "queue", "--slurm", "--print"]
+    shown = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=120, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["source"] == "slurm"
+    assert f"{cluster.home}/munge.sock" in trace.read_text()  # squeue was told by slurmctld that no GPU is waited for
+    check_trace(unit, trace.read_text(), NETLINK)
 
 
 @pytest.mark.parametrize(

@@ -1,48 +1,35 @@
 """The systemd units: what they may do, measured by systemd itself, and what they must never say."""
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from fakes.systemd import directives, exposure
 from gpuledger_agent.settings import load
 
 pytestmark = pytest.mark.slow
 
 UNITS = Path(__file__).resolve().parents[3] / "agent" / "systemd"
 FULL, MINIMAL = UNITS / "gpuledger-agent.service", UNITS / "gpuledger-agent-minimal.service"
-DROP_IN = UNITS.parents[1] / "deploy" / "deb" / "examples" / "sockets.conf"
-
-
-def settings(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
-        found.setdefault(name, []).append(value)
-    return found
-
-
-def exposure(unit: Path) -> float:
-    """What `systemd-analyze security` makes of a unit: 0 (nothing is open) to 10."""
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
-    told = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", told.stdout)
-    assert found, told.stderr
-    assert not told.stderr.strip(), "every line of the unit is understood"
-    return float(found[1])
+DEPLOY = UNITS.parents[1] / "deploy"
+DROP_IN = DEPLOY / "deb" / "examples" / "sockets.conf"
+SLURM = [DEPLOY / "slurm" / name for name in ("gpuledger-queue.service", "gpuledger-scale@.service")]
 
 
 @pytest.mark.parametrize(("unit", "most"), [(FULL, 2.5), (MINIMAL, 1.5)], ids=lambda value: getattr(value, "stem", ""))
 def test_little_is_open_to_a_unit(unit, most):
     """With job attribution at most 2.5, without 1.5; dcgm-exporter's own unit has 9.6."""
     assert exposure(unit) <= most
+
+
+@pytest.mark.parametrize("unit", SLURM, ids=lambda unit: unit.stem)
+def test_little_is_open_to_slurms_units(unit):
+    """Below 2.5, and what runs as slurmctld's own user removes nothing of it: no RemoveIPC=, no DynamicUser=."""
+    assert exposure(unit) < 2.5
+    found = directives(unit)
+    assert found["User"] == ["slurm"]
+    assert found["CapabilityBoundingSet"] == found["AmbientCapabilities"] == [""]
+    assert not {"RemoveIPC", "PrivateUsers", "DynamicUser", "PrivateNetwork", "IPAddressDeny"} & set(found)
 
 
 def test_sockets_that_belong_to_root_stay_within_the_bound(tmp_path):
@@ -56,7 +43,7 @@ def test_sockets_that_belong_to_root_stay_within_the_bound(tmp_path):
 @pytest.mark.parametrize("unit", [FULL, MINIMAL], ids=lambda unit: unit.stem)
 def test_a_unit_is_watched_and_never_kills_a_client_of_nvml(unit):
     """Type=notify with a watchdog; no limit whose end is SIGKILL; a forbidden system call fails and does not kill."""
-    found = settings(unit.read_text())
+    found = directives(unit)
     assert found["Type"] == ["notify"]
     assert int(found["WatchdogSec"][0]) >= 60
     assert found["DynamicUser"] == ["yes"]
@@ -68,7 +55,7 @@ def test_a_unit_is_watched_and_never_kills_a_client_of_nvml(unit):
 
 def test_a_node_without_a_token_yet_starts_and_sends_none(tmp_path, monkeypatch):
     """SetCredential= is what systemd takes when the token's file is not there: it is empty, and no token is sent."""
-    assert all(settings(unit.read_text())["SetCredential"] == ["token:\\n"] for unit in (FULL, MINIMAL))
+    assert all(directives(unit)["SetCredential"] == ["token:\\n"] for unit in (FULL, MINIMAL))
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     credential = tmp_path / "token"
     credential.write_text("\n")
@@ -79,7 +66,7 @@ def test_a_node_without_a_token_yet_starts_and_sends_none(tmp_path, monkeypatch)
 
 def test_job_attribution_sees_processes_and_the_kernel_log_and_nothing_more():
     """What the two variants differ in is what attribution needs."""
-    full, minimal = settings(FULL.read_text()), settings(MINIMAL.read_text())
+    full, minimal = directives(FULL), directives(MINIMAL)
     assert full["ProtectProc"] == ["default"]
     assert full["CapabilityBoundingSet"] == ["CAP_SYSLOG"]
     assert "/dev/kmsg r" in full["DeviceAllow"]
