@@ -26,19 +26,21 @@ MEANING = {
     "unavailable": VERMILION,
     "unobserved": PURPLE,
     "stranded": SKY,
-    "capacity": "#000000",
+    "capacity": "text",
     "ok": GREEN,
     "degraded": ORANGE,
     "failed": VERMILION,
     "unknown": GRAY,
 }
-"""Series and cells with these names have the same color on every board."""
+"""Series and cells with these names have the same color on every board; `text` is black on light and white on dark."""
 POSTGRES = {"type": "postgres", "uid": "${datasource}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 Steps = tuple[tuple[float | None, str], ...]
 PLAIN: Steps = ((None, BLUE),)
 MONEY, HOURS, COUNT, RATIO = "locale", "locale", "locale", "percentunit"
 """`locale` writes numbers in full, with the reader's separators; the currency stands in the title."""
+EXACT = "none"
+"""Writes as many decimals as asked for, zeros included, which `locale` leaves out; it has no separators."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class Panel:
     color_mode: str = "thresholds"
     links: tuple[Json, ...] = ()
     mappings: tuple[Json, ...] = ()
+    no_value: str = "no data"
+    time_from: str = ""
+    """A range of its own, such as `4d`, for what never fits into the board's."""
 
     def as_json(self, number: int, x: int, y: int) -> Json:
         """The panel with its id and place."""
@@ -71,7 +76,7 @@ class Panel:
             "custom": self.custom,
             "links": list(self.links),
             "mappings": list(self.mappings),
-            "noValue": "no data",
+            "noValue": self.no_value,
             "thresholds": {"mode": "absolute", "steps": steps},
             "unit": self.unit,
         }
@@ -92,6 +97,8 @@ class Panel:
         }
         if self.interval:
             panel["interval"] = self.interval
+        if self.time_from:
+            panel["timeFrom"] = self.time_from
         return panel
 
 
@@ -213,9 +220,36 @@ def column(name: str, **properties: Any) -> Json:
     return {"matcher": {"id": "byName", "options": name}, "properties": settings}
 
 
-def link(title: str, uid: str, query: str) -> Json:
-    """A link to another board that keeps the time range."""
-    return {"title": title, "url": f"/d/{uid}?${{__url_time_range}}&{query}", "targetBlank": False}
+def link(title: str, uid: str, query: str, *, keep: tuple[str, ...] = ()) -> Json:
+    """A link to another board that keeps the time range, and the reader's choice of the variables `keep`.
+
+    Values in `query` need `:percentencode`, or a team named R&D would open another one.
+    """
+    chosen = "".join(f"&${{{name}:queryparam}}" for name in keep)
+    return {"title": title, "url": f"/d/{uid}?${{__url_time_range}}&{query}{chosen}", "targetBlank": False}
+
+
+def band(low: str, high: str, hue: str) -> tuple[Json, ...]:
+    """Overrides that draw two series as one filled band without lines of their own."""
+    plain = [
+        {"id": "color", "value": {"mode": "fixed", "fixedColor": hue}},
+        {"id": "custom.lineWidth", "value": 0},
+        {"id": "custom.showPoints", "value": "never"},
+    ]
+    return (
+        {
+            "matcher": {"id": "byName", "options": low},
+            "properties": [*plain, {"id": "custom.fillOpacity", "value": 0}],
+        },
+        {
+            "matcher": {"id": "byName", "options": high},
+            "properties": [
+                *plain,
+                {"id": "custom.fillBelowTo", "value": low},
+                {"id": "custom.fillOpacity", "value": 25},
+            ],
+        },
+    )
 
 
 def stat(
@@ -262,13 +296,15 @@ def series(
         "drawStyle": "bars" if bars else "line",
         "fillOpacity": 80 if bars else (30 if stacked else 8),
         "lineWidth": 1,
+        # A day is drawn at its midnight: its bar begins there.
+        "barAlignment": 1 if bars else 0,
         "showPoints": "never" if bars else "auto",
         "spanNulls": False,
         "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
         "axisSoftMin": 0,
     }
     options = {
-        "legend": {"calcs": ["mean", "max"], "displayMode": "table", "placement": "bottom", "showLegend": True},
+        "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
     more.setdefault("color_mode", "palette-classic")
@@ -294,7 +330,8 @@ def table(
     if sort:
         options["sortBy"] = [{"displayName": sort, "desc": True}]
     target = query if isinstance(query, dict) else sql(query)
-    custom = {"align": "auto", "displayMode": "auto", "filterable": True, "inspect": False}
+    custom = {"align": "auto", "displayMode": "auto", "filterable": False, "inspect": False}
+    more.setdefault("no_value", "–")
     return Panel("table", title, description, unit, (target,), width, height, options, custom, **more)
 
 
