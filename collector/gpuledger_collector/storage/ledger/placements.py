@@ -72,15 +72,7 @@ def settle(
     # From before the start: a decision at the start depends on evidence up to a day behind it.
     sightings = _sightings(connection, parts, start_ms - RETURN_MS, known)
     stated = _stated(connection, parts)
-    pools = {
-        sighting.attributes.pool
-        for of_board in sightings.values()
-        for sighting in of_board
-        if sighting.attributes is not None
-    }
-    # Also pools of rows that may be replaced: days with imported usage are read for all of them.
-    pools |= {row.claimed_pool for rows in known.values() for row in rows}
-    imported = _imported_days(connection, sorted(pools), start_ms)
+    imported = _imported_days(connection, _pools(sightings, known), start_ms)
     newest: dict[int, Placement] = {}
     # Board by board: a MIG instance and its device cannot be present at the same time, so they are placed together.
     for device in sorted(set(parts.device_of.values())):
@@ -127,6 +119,17 @@ def settle_pools(connection: Connection, pools: Sequence[str], since_ms: int) ->
     ).fetchall()
     if rows:
         settle(connection, [row[0] for row in rows], since_ms)
+
+
+def _pools(sightings: Mapping[str, Sequence[Sighting]], known: Mapping[int, Sequence[Placement]]) -> list[str]:
+    """The pools that were reported or, since rows may be replaced, decided: their imported usage matters."""
+    reported = {
+        sighting.attributes.pool
+        for of_board in sightings.values()
+        for sighting in of_board
+        if sighting.attributes is not None
+    }
+    return sorted(reported | {row.claimed_pool for rows in known.values() for row in rows})
 
 
 def _parts(connection: Connection, accelerators: Sequence[int]) -> _Parts:
