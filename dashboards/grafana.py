@@ -39,6 +39,7 @@ Steps = tuple[tuple[float | None, str], ...]
 PLAIN: Steps = ((None, BLUE),)
 MONEY, HOURS, COUNT, RATIO = "locale", "locale", "locale", "percentunit"
 """`locale` writes numbers in full, with the reader's separators; the currency stands in the title."""
+GAP_MS = 900_000
 EXACT = "none"
 """Writes as many decimals as asked for, zeros included, which `locale` leaves out; it has no separators."""
 
@@ -65,6 +66,7 @@ class Panel:
     links: tuple[Json, ...] = ()
     mappings: tuple[Json, ...] = ()
     no_value: str = "no data"
+    transformations: tuple[Json, ...] = ()
     time_from: str = ""
     """A range of its own, such as `4d`, for what never fits into the board's."""
 
@@ -97,6 +99,8 @@ class Panel:
         }
         if self.interval:
             panel["interval"] = self.interval
+        if self.transformations:
+            panel["transformations"] = list(self.transformations)
         if self.time_from:
             panel["timeFrom"] = self.time_from
         return panel
@@ -114,6 +118,7 @@ class Board:
     since: str = "now-30d/d"
     until: str = "now"
     refresh: str = "5m"
+    annotations: tuple[Json, ...] = ()
 
     def as_json(self) -> Json:
         """Grafana's classic JSON."""
@@ -134,7 +139,7 @@ class Board:
             "liveNow": False,
             "style": "dark",
             "weekStart": "monday",
-            "annotations": {"list": []},
+            "annotations": {"list": list(self.annotations)},
             "links": [
                 {
                     "type": "dashboards",
@@ -299,7 +304,8 @@ def series(
         # A day is drawn at its midnight: its bar begins there.
         "barAlignment": 1 if bars else 0,
         "showPoints": "never" if bars else "auto",
-        "spanNulls": False,
+        # Lines read at different instants leave nulls in each other; a pause of 15 minutes is a gap, as for a node.
+        "spanNulls": False if bars or stacked else GAP_MS,
         "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
         "axisSoftMin": 0,
     }
@@ -336,9 +342,20 @@ def table(
 
 
 def bars(
-    title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9, **more: Any
+    title: str,
+    description: str,
+    query: str,
+    unit: str,
+    *,
+    width: int = 12,
+    height: int = 9,
+    whole: str = "",
+    **more: Any,
 ) -> Panel:
-    """A horizontal bar a row of the query (name, value)."""
+    """A horizontal bar a row of the query (name, value).
+
+    `whole`: a query of one number, `max`, that a full bar stands for; without it the longest bar is full.
+    """
     options = {
         "displayMode": "basic",
         "minVizHeight": 10,
@@ -348,12 +365,17 @@ def bars(
         "showUnfilled": True,
         "valueMode": "text",
     }
+    targets = [sql(query)]
+    if whole:
+        targets.append(sql(whole))
+        mapping = [{"fieldName": "max", "handlerKey": "max"}]
+        more["transformations"] = ({"id": "configFromData", "options": {"configRefId": "B", "mappings": mapping}},)
     return Panel(
         "bargauge",
         title,
         description,
         unit,
-        (sql(query),),
+        tuple(targets),
         width,
         height,
         options,
@@ -406,8 +428,39 @@ def heatmap(
     )
 
 
+STATES = (
+    "busy",
+    "idle",
+    "activity unknown",
+    "held",
+    "unallocated",
+    "unavailable",
+    "unobserved",
+    "stranded",
+    "degraded",
+    "failed",
+)
+"""States by their number, from 1: Grafana makes lanes of numbers, and shows the words by their mappings."""
+
+
+def number_of(state: str) -> str:
+    """The number of a state, given by an expression."""
+    listed = ", ".join(f"'{name}'" for name in STATES)
+    return f"array_position(ARRAY[{listed}], {state})"
+
+
+def numbered_states() -> Json:
+    """The word and color of every number of a state."""
+    return {
+        "type": "value",
+        "options": {
+            str(at): {"color": MEANING[name], "index": at, "text": name} for at, name in enumerate(STATES, start=1)
+        },
+    }
+
+
 def timeline(title: str, description: str, query: str, *, width: int = 24, height: int = 8, **more: Any) -> Panel:
-    """States over time, a lane a name; the query gives time, the lane as metric, and the state as text."""
+    """States over time, a lane a name; the query gives time, the lane as metric, and the state's number."""
     options = {
         "alignValue": "left",
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
@@ -416,12 +469,13 @@ def timeline(title: str, description: str, query: str, *, width: int = 24, heigh
         "showValue": "auto",
         "tooltip": {"mode": "single", "sort": "none"},
     }
-    more.setdefault("mappings", (words(),))
+    more.setdefault("mappings", (numbered_states(),))
+    more.setdefault("color_mode", "palette-classic")
     return Panel(
         "state-timeline",
         title,
         description,
-        "string",
+        "none",
         (sql(query, form="time_series"),),
         width,
         height,
@@ -431,11 +485,31 @@ def timeline(title: str, description: str, query: str, *, width: int = 24, heigh
     )
 
 
+def annotation(name: str, query: str, hue: str) -> Json:
+    """Marks on every chart of a board: the query gives time (ms), text and tags."""
+    return {
+        "name": name,
+        "datasource": POSTGRES,
+        "enable": True,
+        "hide": False,
+        "iconColor": hue,
+        "target": {**sql(query), "refId": "Annotation"},
+    }
+
+
 def words() -> Json:
     """The color of every word that has a meaning."""
     return {
         "type": "value",
         "options": {name: {"color": hue, "index": at, "text": name} for at, (name, hue) in enumerate(MEANING.items())},
+    }
+
+
+def codes(texts: dict[str, str]) -> Json:
+    """Words in place of codes."""
+    return {
+        "type": "value",
+        "options": {code: {"index": at, "text": text} for at, (code, text) in enumerate(texts.items())},
     }
 
 
@@ -457,8 +531,14 @@ def source(name: str, label: str, plugin: str) -> Json:
     }
 
 
-def chosen(name: str, label: str, query: str, *, many: bool = True, description: str = "") -> Json:
-    """A variable with the values that a query gives. `many`: several or all; all is the text '*' in SQL."""
+def chosen(
+    name: str, label: str, query: str, *, many: bool = True, description: str = "", on_range: bool = True
+) -> Json:
+    """A variable with the values that a query gives. `many`: several or all; all is the text '*' in SQL.
+
+    `on_range`: asks again whenever the range changes, and then takes the first value if the chosen one is not offered.
+    Without it the query runs when the board is opened, and a value in the address stays, offered or not.
+    """
     variable: Json = {
         "name": name,
         "label": label,
@@ -471,7 +551,7 @@ def chosen(name: str, label: str, query: str, *, many: bool = True, description:
         "includeAll": many,
         "multi": many,
         "options": [],
-        "refresh": 2,
+        "refresh": 2 if on_range else 1,
         "regex": "",
         "skipUrlSync": False,
         "sort": 0,

@@ -10,7 +10,7 @@ midnight there, and the range chooses dates: 1 October to 1 November is October 
 
 from __future__ import annotations
 
-from dashboards.grafana import Json, chosen, source
+from dashboards.grafana import VERMILION, Json, annotation, chosen, column, source
 
 FROM_MS = "$__unixEpochNanoFrom() / 1000000"
 TO_MS = "$__unixEpochNanoTo() / 1000000"
@@ -114,6 +114,52 @@ ACCELERATORS = """
     LEFT JOIN node n ON n.id = c.node_id
 """
 """Accelerators that are there now, each with its node and pool."""
+INDEX = """coalesce(a.gpu_index::text, '?')
+    || CASE WHEN a.gpu_micro < 1000000 THEN ' MIG ' || right(a.uuid, 4) ELSE '' END"""
+"""How people call a GPU of a node; MIG instances bear their board's index, and a part of their own id."""
+LANE = f"coalesce(a.node, '?') || ' / ' || {INDEX}"
+"""How people call a GPU of the fleet."""
+
+
+FATAL = ("gpu_xid_errors_total", "gpu_ecc_uncorrected_volatile_total")
+"""Counters whose every step is worth a mark on the charts."""
+
+
+def errors(chosen_ones: str) -> tuple[Json, ...]:
+    """Marks where a chosen accelerator (`a`) counted an Xid or an uncorrected ECC error."""
+    listed = ", ".join(f"'{name}'" for name in FATAL)
+    query = f"""
+        SELECT s.at_ms AS "time", {LANE} || ': ' || CASE s.metric WHEN 'gpu_xid_errors_total' THEN 'Xid error'
+            ELSE 'uncorrected ECC error' END || ', ' || s.value || ' since the driver started' AS text,
+            CASE s.metric WHEN 'gpu_xid_errors_total' THEN 'Xid' ELSE 'ECC' END AS tags
+        FROM ({ACCELERATORS}) a JOIN gpu_state s ON s.accelerator_id = a.id
+        WHERE {chosen_ones} AND s.metric IN ({listed}) AND s.value > 0 AND {between("s.at_ms")}
+        ORDER BY 1 LIMIT 200
+    """
+    return (annotation("Xid and ECC errors", query, VERMILION),)
+
+
+WORKLOAD_SPAN = f"""LEFT JOIN LATERAL (
+        SELECT coalesce(min(c.start_ms), {FROM_MS})::float8 AS first_ms, coalesce(max(c.end_ms), {TO_MS})::float8
+            AS last_ms FROM charge c WHERE c.workload_id = w.id) span ON true"""
+"""The first and last instant of a workload `w`, by its charges; for tables of few rows."""
+SPAN_COLUMNS = "span.first_ms, span.last_ms"
+HIDDEN_SPAN = tuple(column(name, **{"custom.hidden": True}) for name in ("first_ms", "last_ms"))
+"""Overrides for a table with SPAN_COLUMNS."""
+
+
+def to_workload(*keep: str) -> list[Json]:
+    """Links from a table with SPAN_COLUMNS: the workload in its own range, which the reader's may miss.
+
+    `keep`: variables of the board whose choice the link keeps.
+    """
+    field = "${__data.fields."
+    url = (
+        f"/d/gpuledger-workload?from={field}first_ms.numeric}}&to={field}last_ms.numeric}}"
+        f"&var-workload={field}workload:percentencode}}"
+    )
+    url += "".join(f"&${{{name}:queryparam}}" for name in ("datasource", *keep))
+    return [{"title": "This workload", "url": url, "targetBlank": False}]
 
 
 def datasource() -> Json:

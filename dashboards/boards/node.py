@@ -1,62 +1,94 @@
-"""One node, one GPU: every metric that is kept, by tier, and who held it."""
+"""One node and its GPUs: every metric that is kept, by tier, and who held them."""
 
 from __future__ import annotations
 
-from dashboards.grafana import COUNT, RATIO, Board, Panel, chosen, column, link, series, stat, table, timeline
-from dashboards.sql import ACCELERATORS, between, datasource, node, picked
+from dashboards.grafana import (
+    EXACT,
+    RATIO,
+    Board,
+    Panel,
+    chosen,
+    column,
+    number_of,
+    series,
+    stat,
+    table,
+    timeline,
+    words,
+)
+from dashboards.sql import (
+    ACCELERATORS,
+    FROM_MS,
+    HIDDEN_SPAN,
+    INDEX,
+    SPAN_COLUMNS,
+    TO_MS,
+    WORKLOAD_SPAN,
+    between,
+    datasource,
+    errors,
+    picked,
+    to_workload,
+)
 from gpuledger_common.catalog import HOT, METRICS
 
+LANE = f"'GPU ' || {INDEX}"
 THERE = f"({ACCELERATORS}) a"
 CHOSEN = f"{picked('a.node', 'node')} AND {picked('a.uuid', 'accelerator')}"
-LANE = "coalesce(a.node, '?') || ' / ' || coalesce(a.gpu_index::text, a.uuid)"
 MINUTES = between("m.minute_ms")
-HOT_NAMES = tuple(metric.name for metric in HOT)
-TO_WORKLOAD = (link("This workload", "gpuledger-workload", "var-workload=${__data.fields.workload}"),)
+MOST_LINES = 10
+HOUR_MS, MOST_STEPS = 3_600_000, 200
+STEP_MS = f"({HOUR_MS} * (1 + ({TO_MS} - {FROM_MS} - 1) / ({MOST_STEPS}::bigint * {HOUR_MS})))"
+"""An hour, or as many as make MOST_STEPS columns."""
+READABLE = {
+    "ratio": (100, "%"),
+    "bytes": (2**-30, "GiB"),
+    "bytes/s": (1e-9, "GB/s"),
+    "hertz": (1e-6, "MHz"),
+    "joules": (1 / 3.6e6, "kWh"),
+    "celsius": (1, "°C"),
+    "watts": (1, "W"),
+    "seconds": (1, "s"),
+}
+"""By which factor a unit of the catalog becomes one that people read, and its name."""
 
 
 def rolled(title: str, description: str, name: str, unit: str, *, width: int = 8, top: float | None = None) -> Panel:
-    """A minute rollup of the chosen accelerators, a line each."""
+    """A minute rollup of the chosen accelerators, a line each for the highest ones."""
     query = f"""
-        SELECT $__unixEpochGroupAlias(m.minute_ms / 1000, $__interval), {LANE} AS metric, avg(m.{name}) AS value
-        FROM {THERE} JOIN gpu_minute m ON m.accelerator_id = a.id
-        WHERE {CHOSEN} AND {MINUTES} AND m.{name} IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+        WITH line AS (
+            SELECT $__unixEpochGroup(m.minute_ms / 1000, $__interval) AS at, {LANE} AS metric, avg(m.{name}) AS value
+            FROM {THERE} JOIN gpu_minute m ON m.accelerator_id = a.id
+            WHERE {CHOSEN} AND {MINUTES} AND m.{name} IS NOT NULL GROUP BY 1, 2
+        ), top AS (SELECT metric FROM line GROUP BY 1 ORDER BY avg(value) DESC, 1 LIMIT {MOST_LINES})
+        SELECT line.at AS "time", line.metric, line.value FROM line JOIN top USING (metric) ORDER BY 1, 2
     """
     return series(title, description, query, unit, width=width, interval="1m", limits=(0, top))
 
 
-def newest(title: str, description: str, tiers: tuple[str, ...]) -> Panel:
-    """The newest sample of the chosen accelerators, a row a metric."""
-    names = [metric.name for metric in METRICS if metric.tier in tiers and metric.name in HOT_NAMES]
-    units = {metric.name: metric.unit for metric in HOT}
-    values = ", ".join(f"('{name}', '{units[name]}', l.{name}::float8)" for name in names)
-    query = f"""
-        SELECT {LANE} AS "GPU", s.metric, s.value, s.unit, to_timestamp(l.at_ms / 1000) AS "read at"
-        FROM {THERE} JOIN gpu_latest l ON l.accelerator_id = a.id,
-            LATERAL (VALUES {values}) s (metric, unit, value)
-        WHERE {CHOSEN} AND s.value IS NOT NULL ORDER BY 1, 2 LIMIT 1000
-    """
-    return table(
-        title,
-        description,
-        query,
-        "none",
-        width=8,
-        height=12,
-        overrides=(column("read at", unit="dateTimeAsIso"), column("value", unit="short", decimals=3)),
-    )
+def scaled() -> str:
+    """Every metric of the catalog as a row: its name, the factor for reading, and a label with the unit."""
+    rows = []
+    for metric in METRICS:
+        factor, unit = READABLE.get(metric.unit, (1, metric.unit))
+        rows.append(f"('{metric.name}', {factor!r}::float8, '{metric.name}, {unit}')")
+    return ", ".join(rows)
 
+
+LATEST = ", ".join(f"('{metric.name}', l.{metric.name}::float8)" for metric in HOT)
 
 BOARD = Board(
     "gpuledger-node",
     "GPU Ledger / Node and GPU",
-    "All data of the selected GPUs. Select a node first: there is one line per GPU.",
+    "All data of one node's GPUs: one line per GPU.",
     (
         datasource(),
-        node(),
+        chosen("node", "Node", "SELECT name FROM node ORDER BY 1", many=False),
         chosen(
             "accelerator",
             "GPU",
-            f"SELECT a.uuid FROM {THERE} WHERE {picked('a.node', 'node')} ORDER BY a.node, a.gpu_index, 1 LIMIT 1000",
+            f"""SELECT a.uuid AS __value, {LANE} || ' (' || right(a.uuid, 8) || ')' AS __text
+            FROM {THERE} WHERE {picked("a.node", "node")} ORDER BY a.gpu_index, 1 LIMIT 1000""",
         ),
     ),
     (
@@ -65,50 +97,83 @@ BOARD = Board(
             (
                 timeline(
                     "State by hour",
-                    "The prevailing state of each hour: busy or idle while held, or not held. At most 64 GPUs.",
+                    "The prevailing state of each hour: busy or idle while held, or not held; of several hours in "
+                    "ranges beyond eight days. At most 64 GPUs. A gap is not known, or not counted yet.",
                     f"""
-                     WITH few AS (SELECT a.id, {LANE} AS lane FROM {THERE} WHERE {CHOSEN} ORDER BY 2 LIMIT 64)
-                     SELECT DISTINCT ON (u.hour_ms, few.lane) to_timestamp(u.hour_ms / 1000) AS "time",
-                         few.lane AS metric, s.state
-                     FROM few JOIN usage_hour u ON u.accelerator_id = few.id,
-                         LATERAL (VALUES (CASE WHEN u.state = 'held' THEN 'busy' ELSE u.state END,
-                                 CASE WHEN u.state = 'held' THEN u.busy_ms ELSE u.held_ms END),
-                             ('idle', u.idle_ms), ('activity unknown', u.unknown_ms)) s (state, ms)
-                     WHERE {between("u.hour_ms")} ORDER BY u.hour_ms, few.lane, s.ms DESC
+                     WITH few AS (SELECT a.id, {LANE} AS lane FROM {THERE} WHERE {CHOSEN} ORDER BY 2, 1 LIMIT 64),
+                     step AS (SELECT at_ms - mod(at_ms, {STEP_MS}) AS at_ms
+                         FROM generate_series({FROM_MS}, {TO_MS} - 1, {STEP_MS}) at_ms)
+                     SELECT to_timestamp(greatest(step.at_ms, {FROM_MS}) / 1000) AS "time", few.lane AS metric,
+                         {number_of("prevailing.state")} AS state
+                     FROM step CROSS JOIN few LEFT JOIN LATERAL (
+                         SELECT s.state FROM usage_hour u,
+                             LATERAL (VALUES (CASE WHEN u.state = 'held' THEN 'busy' ELSE u.state END,
+                                     CASE WHEN u.state = 'held' THEN u.busy_ms ELSE u.held_ms END),
+                                 ('idle', u.idle_ms), ('activity unknown', u.unknown_ms)) s (state, ms)
+                         WHERE u.accelerator_id = few.id AND u.hour_ms >= step.at_ms
+                             AND u.hour_ms < step.at_ms + {STEP_MS} AND s.ms > 0
+                         GROUP BY 1 ORDER BY sum(s.ms) DESC, 1 LIMIT 1) prevailing ON true
+                     ORDER BY 1, 2
                      """,
+                    height=9,
                     interval="1h",
                 ),
                 table(
                     "Holders",
                     "Workloads that held the selected GPUs in the range, longest first.",
                     f"""
-                  SELECT {LANE} AS "GPU", w.key AS workload, w.user_name AS "user", sum(u.held_ms) / 1000.0 AS held,
-                      sum(u.busy_ms) / 1000.0 AS busy, sum(u.idle_ms) / 1000.0 AS idle
-                  FROM {THERE} JOIN usage_hour u ON u.accelerator_id = a.id JOIN workload w ON w.id = u.workload_id
-                  WHERE {CHOSEN} AND {between("u.hour_ms")} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2 LIMIT 200
+                  WITH held AS (
+                      SELECT {INDEX} AS gpu, u.workload_id, sum(u.held_ms) / 1000.0 AS held,
+                          sum(u.busy_ms) / 1000.0 AS busy, sum(u.idle_ms) / 1000.0 AS idle
+                      FROM {THERE} JOIN usage_hour u ON u.accelerator_id = a.id
+                      WHERE {CHOSEN} AND {between("u.hour_ms")} AND u.workload_id IS NOT NULL
+                      GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 200
+                  )
+                  SELECT held.gpu AS "GPU", w.key AS workload, coalesce(w.name, w.external_id) AS name,
+                      w.user_name AS "user", held.held, held.busy, held.idle, {SPAN_COLUMNS}
+                  FROM held JOIN workload w ON w.id = held.workload_id {WORKLOAD_SPAN}
+                  ORDER BY held.held DESC, 1, 2
                   """,
                     "s",
-                    width=16,
+                    width=13,
                     overrides=(
-                        column("GPU", unit="string"),
-                        column("workload", unit="string", links=list(TO_WORKLOAD)),
+                        column("GPU", unit="string", width=70),
+                        column("workload", unit="string", links=to_workload()),
+                        column("name", unit="string"),
+                        column("user", unit="string", width=80),
+                        *(column(name, width=90, decimals=1) for name in ("held", "busy", "idle")),
+                        *HIDDEN_SPAN,
                     ),
                 ),
                 table(
                     "Selected GPUs",
-                    "Model and location of the selected GPUs.",
+                    "State by the latest reading, health and model of the selected GPUs.",
                     f"""
-                  SELECT a.node, a.gpu_index AS "GPU", a.model, a.pool, a.health, a.memory_bytes AS memory, a.uuid
-                  FROM {THERE} WHERE {CHOSEN} ORDER BY 1, 2, 7 LIMIT 200
+                  SELECT {INDEX} AS "GPU", a.health, coalesce(l.state, 'unknown') AS state,
+                      l.gpu_temperature_celsius AS temperature, l.gpu_power_watts AS power,
+                      to_timestamp(l.at_ms / 1000) AS "read at", a.model, a.pool, a.memory_bytes AS memory, a.uuid
+                  FROM {THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = a.id
+                  WHERE {CHOSEN} ORDER BY a.gpu_index, a.uuid LIMIT 200
                   """,
-                    COUNT,
-                    width=8,
-                    overrides=(column("GPU", unit="none"), column("memory", unit="bytes")),
+                    "string",
+                    width=11,
+                    overrides=(
+                        column("GPU", width=70),
+                        column("health", mappings=[words()], cell="color-text", width=75),
+                        column("state", mappings=[words()], cell="color-text", width=95),
+                        column("temperature", unit="celsius", decimals=0, width=100),
+                        column("power", unit="watt", decimals=0, width=70),
+                        column("read at", unit="dateTimeAsIso", width=150),
+                        column("model", width=180),
+                        column("pool", width=80),
+                        column("memory", unit="bytes", decimals=0, width=80),
+                        column("uuid", width=330),
+                    ),
                 ),
             ),
         ),
         (
-            "Activity, minute by minute",
+            "Activity, minute by minute: the ten highest GPUs",
             (
                 rolled("Utilization", "Part of the time in which a kernel ran.", "utilization_ratio", RATIO, top=1),
                 rolled(
@@ -135,15 +200,15 @@ BOARD = Board(
                 ),
                 rolled("Memory in use", "Without what the driver reserves.", "memory_used_bytes", "bytes"),
                 rolled("Power", "Mean over the minute; a MIG instance reads its whole board.", "power_watts", "watt"),
-                rolled("Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=12),
+                rolled("Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=16),
                 stat(
                     "Energy",
-                    "From the GPUs' own counters, per hour.",
+                    "From the GPUs' own counters, of all hours that the range touches.",
                     f"SELECT sum(u.energy_mj) / 3.6e9 AS energy FROM {THERE} JOIN usage_hour u ON u.accelerator_id "
                     f"= a.id "
                     f"WHERE {CHOSEN} AND {between('u.hour_ms')}",
                     "kwatth",
-                    width=12,
+                    width=8,
                     height=8,
                     decimals=2,
                 ),
@@ -152,26 +217,38 @@ BOARD = Board(
         (
             "Latest reading of every metric",
             (
-                newest("Fast tier", "Read at every sample.", ("fast",)),
-                newest("Profiling tier", "Hopper and later by NVML; may be empty on older cards.", ("gpm",)),
                 table(
-                    "Slow, static and event tiers",
-                    "Stored when they change; the latest value of each. May be empty until the first slow round.",
+                    "Latest readings",
+                    "A row a metric, a column a GPU: the fast and profiling tiers as read last, the slow, static and "
+                    "event tiers as they changed last. An empty cell is a metric that the card does not give.",
                     f"""
-                  SELECT {LANE} AS "GPU", s.metric, s.value, to_timestamp(s.at_ms / 1000) AS "since"
-                  FROM {THERE} CROSS JOIN LATERAL (SELECT DISTINCT ON (metric) metric, value, at_ms FROM gpu_state
-                      WHERE accelerator_id = a.id ORDER BY metric, at_ms DESC) s
-                  WHERE {CHOSEN} ORDER BY 1, 2 LIMIT 1000
+                  SELECT metric.label AS metric, {LANE} AS gpu, reading.value * metric.factor AS value
+                  FROM {THERE} CROSS JOIN LATERAL (
+                      SELECT s.name, s.value FROM gpu_latest l, LATERAL (VALUES {LATEST}) s (name, value)
+                      WHERE l.accelerator_id = a.id
+                      UNION ALL
+                      (SELECT DISTINCT ON (metric) metric, value FROM gpu_state
+                      WHERE accelerator_id = a.id ORDER BY metric, at_ms DESC)
+                  ) reading JOIN (VALUES {scaled()}) metric (name, factor, label) USING (name)
+                  WHERE {CHOSEN} AND reading.value IS NOT NULL ORDER BY a.gpu_index, a.uuid, 1 LIMIT 5000
                   """,
-                    "none",
-                    width=8,
-                    height=12,
-                    overrides=(column("since", unit="dateTimeAsIso"), column("value", unit="short", decimals=3)),
+                    EXACT,
+                    width=24,
+                    height=14,
+                    decimals=2,
+                    transformations=(
+                        {
+                            "id": "groupingToMatrix",
+                            "options": {"rowField": "metric", "columnField": "gpu", "valueField": "value"},
+                        },
+                    ),
+                    overrides=(column("metric\\gpu", unit="string", width=340, displayName="metric, unit"),),
                 ),
             ),
         ),
     ),
     since="now-6h",
     refresh="1m",
+    annotations=errors(CHOSEN),
 )
-"""From the fleet to one card."""
+"""From the fleet to one node's cards."""

@@ -109,6 +109,17 @@ def test_boards_are_joined_by_links():
     assert "gpuledger-node" in leads["workload"] & leads["fleet"] & leads["pipeline"]
 
 
+def test_states_have_words_and_colors():
+    """Every number that the lanes can hold is mapped to the word that SQL numbers, in that word's color."""
+    options = grafana.numbered_states()["options"]
+    assert [options[str(at)]["text"] for at in range(1, len(grafana.STATES) + 1)] == list(grafana.STATES)
+    assert all(mapping["color"] == grafana.MEANING[mapping["text"]] for mapping in options.values())
+    lanes = [panel for _, panel in EVERY if panel["type"] == "state-timeline"]
+    assert lanes
+    for panel in lanes:
+        assert panel["fieldConfig"]["defaults"]["mappings"] == [grafana.numbered_states()]
+
+
 def test_macro_arguments_hold_no_parenthesis():
     """Grafana's expander would cut them in two without an error."""
     for name, panel in EVERY:
