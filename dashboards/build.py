@@ -1,4 +1,7 @@
-"""Makes the boards' JSON and Grafana's alert rules: `python -m dashboards.build [--check]`."""
+"""Makes the boards' JSON, Grafana's alert rules, and the copies of Prometheus' alert rules for Kubernetes.
+
+`python -m dashboards.build [--check]`.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,37 @@ from dashboards.grafana import Board
 HERE = Path(__file__).parent
 JSON = HERE / "json"
 ALERTING = HERE / "provisioning" / "alerting" / "gpuledger.yaml"
+RULES = HERE / "alerts" / "prometheus.yml"
+CHART_RULES = HERE.parent / "deploy" / "helm" / "gpuledger" / "files" / "alerts.yml"
+PLAIN_RULES = HERE.parent / "deploy" / "kubernetes" / "monitoring" / "rules.yaml"
+RULES_HEADER = """\
+# Made from dashboards/alerts/prometheus.yml by `python -m dashboards.build`; edits here are lost.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: gpuledger-alerts
+  namespace: gpuledger
+  labels:
+    app.kubernetes.io/name: gpuledger
+    app.kubernetes.io/instance: gpuledger
+    app.kubernetes.io/component: alerts
+spec:
+"""
 NAMES = tuple(sorted(path.stem for path in (HERE / "boards").glob("[a-z]*.py")))
 
 
 def boards() -> dict[str, Board]:
     """Every board by the name of its module."""
     return {name: import_module(f"dashboards.boards.{name}").BOARD for name in NAMES}
+
+
+def rules() -> dict[Path, str]:
+    """Prometheus' alert rules for the chart, which reads no file outside its folder, and as a manifest."""
+    groups = RULES.read_text().partition("groups:\n")[2]
+    lines = ("groups:\n" + groups).splitlines()
+    manifest = RULES_HEADER + "".join(f"  {line}\n" if line else "\n" for line in lines)
+    notice = RULES_HEADER.splitlines()[0]
+    return {CHART_RULES: f"{notice}\ngroups:\n{groups}", PLAIN_RULES: manifest}
 
 
 def texts() -> dict[Path, str]:
@@ -29,7 +57,7 @@ def texts() -> dict[Path, str]:
     }
     # JSON is YAML, and needs no library here.
     files[ALERTING] = json.dumps(provisioned(), indent=2, ensure_ascii=False) + "\n"
-    return files
+    return files | rules()
 
 
 def stale() -> list[Path]:

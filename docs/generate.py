@@ -1,4 +1,4 @@
-"""Makes the pages of docs/reference from the code, so that they cannot say something else.
+"""Makes the pages of docs/reference and the chart's page from the code, so that they cannot say something else.
 
 `python -m docs.generate` writes them; `--check` writes nothing and ends with 1 when a page is out of date.
 """
@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from docs import seen_on
 
 from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Metric
 
-REFERENCE = Path(__file__).resolve().parent / "reference"
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+CHART = ROOT / "deploy" / "helm" / "gpuledger"
 NOTICE = "<!-- Made from the code by `./dev docs`; edits here are lost. -->\n"
 
 
@@ -171,29 +177,67 @@ def click_pages(path: str, command: Any) -> Iterator[str]:
         yield f"{' '.join(command.epilog.split())}\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "commands.md": commands_page,
-    "metrics.md": metrics_page,
-    "settings.md": settings_page,
-    "tables.md": schema_page,
+def chart_page() -> str:
+    """Every value of the Helm chart, with its default and the comment above it in values.yaml."""
+    parts = [
+        "# Helm chart of GPU Ledger\n",
+        NOTICE,
+        "Agents on GPU nodes and collectors in front of your Postgres. Install: "
+        "[docs/guides/deploy.md](../../../docs/guides/deploy.md#on-kubernetes). Examples of values: "
+        "[docs/guides/kubernetes.md](../../../docs/guides/kubernetes.md#values-of-the-chart). An unknown value is refused.\n",
+    ]
+    rows: list[list[str]] = []
+    for path, default, comment in chart_values((CHART / "values.yaml").read_text()):
+        rows.append([f"`{'.'.join(path)}`", f"`{json.dumps(default)}`", comment])
+    return "\n".join([*parts, table(["value", "default", "meaning"], rows)])
+
+
+def chart_values(text: str) -> Iterator[tuple[list[str], Any, str]]:
+    """(path, default, comment) of every value. A value without a comment shares that of the value before it."""
+    values = yaml.safe_load(text)
+    path: list[str] = []
+    comment: list[str] = []
+    meaning, group = "", ""
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            comment.append(line.strip(" #"))
+        elif key := re.match(r"( *)([\w./-]+):", line):
+            path = [*path[: len(key[1]) // 2], key[2]]
+            default = functools.reduce(lambda inner, name: inner[name], path, values)
+            if isinstance(default, dict) and default:
+                group = " ".join(comment) if len(path) == 1 else group
+            else:
+                meaning = " ".join(comment) or meaning
+                yield path, default, f"{group} {meaning}".strip() if len(path) > 1 else meaning
+            comment = comment if isinstance(default, dict) and default and len(path) > 1 else []
+        elif not line:
+            comment = []
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    REFERENCE / "commands.md": commands_page,
+    REFERENCE / "metrics.md": metrics_page,
+    REFERENCE / "settings.md": settings_page,
+    REFERENCE / "tables.md": schema_page,
+    CHART / "README.md": chart_page,
 }
 
 
 def main(arguments: list[str]) -> int:
     """Writes or checks every page."""
     stale = []
-    for name, make in PAGES.items():
-        path, text = REFERENCE / name, make()
+    for path, make in PAGES.items():
+        text = make()
         if path.is_file() and path.read_text() == text:
             continue
-        stale.append(name)
+        stale.append(str(path.relative_to(ROOT)))
         if "--check" not in arguments:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     if stale and "--check" in arguments:
-        sys.stderr.write(f"docs/reference: {', '.join(stale)} out of date; run ./dev docs\n")
+        sys.stderr.write(f"{', '.join(stale)}: out of date; run ./dev docs\n")
         return 1
-    sys.stdout.write(f"docs/reference: {', '.join(stale) or 'nothing'} written\n" if stale else "")
+    sys.stdout.write(f"{', '.join(stale)}: written\n" if stale else "")
     return 0
 
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN, CHART = ROOT / "deploy/kubernetes", ROOT / "deploy/helm/gpuledger"
 SCHEMAS = json.loads((ROOT / "tests/fakes/kubernetes_schemas.json").read_text())
 RELEASES = [name for name in SCHEMAS if name != "about"]
-FOREIGN = {"ServiceMonitor", "PodMonitor"}  # of the Prometheus operator
+FOREIGN = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "HTTPRoute"}  # of the Prometheus operator and Gateway API
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
@@ -125,7 +125,7 @@ def test_kustomizations_name_what_is_there():
 def test_monitors_find_what_they_scrape():
     """Their selectors, ports and paths are those of Service and pods; the alert rules know the names of the jobs."""
     monitors = {one["kind"]: one["spec"] for _, one in read("monitoring")}
-    assert set(monitors) == FOREIGN
+    assert set(monitors) == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
     service = BASE["Service", "gpuledger-collector"]
     (endpoint,) = monitors["ServiceMonitor"]["endpoints"]
     assert monitors["ServiceMonitor"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -135,7 +135,10 @@ def test_monitors_find_what_they_scrape():
     assert pod["port"] in {port["name"] for port in AGENT["spec"]["containers"][0]["ports"]}
     assert endpoint["path"] == pod["path"] == "/metrics"
     jobs = {one["relabelings"][0]["replacement"] for one in (endpoint, pod)}
-    assert jobs == set(re.findall(r'job="([^"]+)"', (ROOT / "dashboards/alerts/prometheus.yml").read_text()))
+    source = (ROOT / "dashboards/alerts/prometheus.yml").read_text()
+    assert jobs == set(re.findall(r'job="([^"]+)"', source))
+    copied = yaml.safe_load((CHART / "files/alerts.yml").read_text())
+    assert monitors["PrometheusRule"] == copied == yaml.safe_load(source)
 
 
 def test_selectors_find_the_pods():
@@ -398,65 +401,232 @@ def test_templates_use_every_value_and_no_other():
     assert chart["kubeVersion"] == f">={RELEASES[0]}.0-0"
 
 
-def test_chart_and_manifests_were_held_against_each_other():
-    """By helm now where there is one; else by the digest that deploy/helm/compare wrote when it last agreed."""
-    compare = ROOT / "deploy/helm/compare"
-    helm = os.environ.get("HELM") or shutil.which("helm")
-    if helm:
-        done = subprocess.run([sys.executable, compare, "--helm", helm], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    names = runpy.run_path(str(compare))
+COMPARE = ROOT / "deploy/helm/compare"
+RENDERED = json.loads((ROOT / "deploy/helm/rendered.json").read_text())
+OPTIONS = yaml.safe_load((ROOT / "deploy/helm/options.yaml").read_text())
+HELM = os.environ.get("HELM") or shutil.which("helm")
+needs_helm = pytest.mark.skipif(not HELM, reason="helm is not installed; HELM=/path/to/helm names one")
+
+
+def rendered(name):
+    """The recorded manifests of a value set, by kind; kinds that occur twice by kind and component."""
+    by_kind = {}
+    for manifest in RENDERED["options"][name]:
+        kind, component = manifest["kind"], manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component")
+        by_kind[kind] = by_kind[kind, component] = manifest
+    return by_kind
+
+
+def test_the_records_are_of_this_chart():
+    """deploy/helm/compare wrote both when chart and manifests agreed last; a change of either needs another run."""
+    current = runpy.run_path(str(COMPARE))["digest"]()
     sealed = json.loads((ROOT / "deploy/helm/compared.json").read_text())
-    assert sealed["sha256"] == names["digest"](), "run deploy/helm/compare with helm and kustomize"
+    assert sealed["sha256"] == RENDERED["sha256"] == current, "run deploy/helm/compare with helm and kustomize"
+    assert sealed["variants"] == ["plain", "kernel-log", "tls"]
 
 
+def differs(values, path):
+    """Whether a set of values gives something other than the default at a path."""
+    default = VALUES
+    for key in path:
+        default = default[key]
+        if key not in values:
+            return False
+        values = values[key]
+        if values is None:
+            return True
+    return values != default
+
+
+def test_every_value_is_changed_by_a_recorded_set():
+    """No option is without a rendering that the schemas check."""
+    for path in leaves(VALUES):
+        assert any(differs(values, path) for values in OPTIONS.values()), path
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_cluster_takes_every_recorded_rendering(name):
+    """By the strict schemas of both releases; settings of agents and collectors load."""
+    for manifest in RENDERED["options"][name]:
+        for release in RELEASES:
+            if manifest["kind"] not in FOREIGN:
+                validate(manifest, release)
+        if manifest["kind"] == "DaemonSet":
+            (agent,) = [one for one in manifest["spec"]["template"]["spec"]["containers"] if one["name"] == "agent"]
+            given = {key: value for key, value in environment(agent).items() if "GPULEDGER" in key}
+            endpoints = agent_settings.load(None, given).serving_endpoints
+            assert endpoints == ",".join(OPTIONS[name].get("agent", {}).get("servingEndpoints", []))
+        if manifest["kind"] == "ConfigMap":
+            loaded = tomllib.loads(manifest["data"]["collector.toml"])
+            assert ("tls_key_file" in loaded) != ("allow_plain_http" in loaded)
+
+
+def test_all_options_reach_their_objects():
+    """What the value set `everything` asks for stands where Kubernetes reads it."""
+    found, values = rendered("everything"), OPTIONS["everything"]
+    everywhere = [one for one in RENDERED["options"]["everything"] if one["kind"] not in {"ClusterRole", "Namespace"}]
+    assert {one["metadata"].get("namespace") for one in everywhere} == {None, "finops", "observability"}
+    assert all(one["metadata"]["labels"]["cost-center"] == "4711" for one in everywhere)
+    assert all(one["metadata"]["annotations"]["contact"] == "gpu-team@example.com" for one in everywhere)
+    assert found["Namespace"]["metadata"]["name"] == "finops"
+    assert found["Namespace"]["metadata"]["labels"].items() >= {"team": "finops"}.items()
+    agent, collector = (found[kind]["spec"]["template"] for kind in ("DaemonSet", "Deployment"))
+    for component, template in (("agent", agent), ("collector", collector)):
+        assert (
+            template["metadata"]["labels"]["app.kubernetes.io/name"] == "gpuledger"
+        )  # the selector's, whatever is given
+        assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+        given, spec = values[component], template["spec"]
+        ours = [one for one in containers(template) if one["image"].startswith("registry.example.com")]
+        assert len(ours) == (1 if component == "agent" else 2)
+        for container in ours:
+            assert given["extraEnv"][0] in container["env"]
+            assert given["extraVolumeMounts"][0] in container["volumeMounts"]
+        assert given["extraVolumes"][0] in spec["volumes"]
+        assert [one["name"] for one in spec["containers"]] == [component, given["extraContainers"][0]["name"]]
+        assert spec["initContainers"][0]["name"] == given["extraInitContainers"][0]["name"]
+    assert collector["spec"]["containers"][0]["image"] == (
+        f"{values['collector']['image']['repository']}@{values['collector']['image']['digest']}"
+    )
+    assert agent["spec"]["containers"][0]["image"] == "registry.example.com/gpuledger-agent:0.1.0-1"
+    assert agent["spec"]["securityContext"] == values["agent"]["podSecurityContext"]
+    assert "runAsUser" not in collector["spec"]["securityContext"]
+    assert found["Service", "agent"]["spec"]["clusterIP"] == "None"
+    assert found["Service", "collector"]["metadata"]["annotations"]["example.com/internal"] == "true"
+
+
+def test_ways_into_the_collector_are_open():
+    """Ingress and HTTPRoute lead to the Service; the network policy lets their controllers in."""
+    found = rendered("everything")
+    service = found["Service", "collector"]["metadata"]["name"]
+    first, second = found["Ingress"]["spec"]["rules"]
+    assert first["http"]["paths"] == [
+        {"path": "/", "pathType": "Prefix", "backend": {"service": {"name": service, "port": {"name": "http"}}}}
+    ]
+    assert (second["http"]["paths"][0]["path"], second["http"]["paths"][0]["pathType"]) == ("/v1", "Exact")
+    assert found["HTTPRoute"]["spec"]["rules"] == [{"backendRefs": [{"name": service, "port": 8440}]}]
+    rules = found["NetworkPolicy", "collector"]["spec"]["ingress"]
+    namespaces = next(one["namespaceSelector"] for one in rules[0]["from"] if "namespaceSelector" in one)
+    assert namespaces["matchExpressions"][0]["values"] == ["observability", "keda", "finance", "edge"]
+    assert rendered("collector")["Ingress"]["spec"]["defaultBackend"]["service"]["port"] == {"name": "http"}
+
+
+def allowed_ports(policy):
+    """TCP ports of the first egress rule."""
+    return {entry["port"] for entry in policy["spec"]["egress"][0]["ports"] if entry["protocol"] == "TCP"}
+
+
+def test_agents_reach_the_collector_and_the_inference_servers_of_their_settings():
+    """The ports of the URLs, each once, beside those that are listed."""
+    assert allowed_ports(rendered("everything")["NetworkPolicy", "agent"]) == {53, 8440, 443, 8000, 8002}
+    assert allowed_ports(rendered("agents")["NetworkPolicy", "agent"]) == {53, 9443}
+    plain = BASE["NetworkPolicy", "gpuledger-agent"]
+    assert allowed_ports(plain) == {53, *VALUES["networkPolicy"]["agentEgressPorts"]}
+
+
+def test_no_monitoring_namespace_means_nobody():
+    """A rule without peers would admit everybody: agents get none, collectors only agents and labeled pods."""
+    assert rendered("agents")["NetworkPolicy", "agent"]["spec"]["ingress"] == []
+    assert "Ingress" in rendered("agents")["NetworkPolicy", "agent"]["spec"]["policyTypes"]
+    (rule,) = rendered("collector")["NetworkPolicy", "collector"]["spec"]["ingress"]
+    assert [one for one in rule["from"] if "matchExpressions" in one.get("namespaceSelector", {})] == [
+        {
+            "namespaceSelector": {
+                "matchExpressions": [
+                    {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["ingress-nginx"]}
+                ]
+            }
+        }
+    ]
+
+
+def test_monitors_of_another_namespace_still_find_the_pods():
+    """They select the namespace of the objects, and the rules go to where Prometheus looks."""
+    found = rendered("everything")
+    for kind, endpoints in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
+        spec = found[kind]["spec"]
+        assert found[kind]["metadata"]["namespace"] == "observability"
+        assert spec["namespaceSelector"] == {"matchNames": ["finops"]}
+        (endpoint,) = spec[endpoints]
+        assert [one["targetLabel"] for one in endpoint["relabelings"]] == ["job", "cluster"]
+        assert endpoint["scrapeTimeout"] == "10s"
+    assert found["ServiceMonitor"]["spec"]["endpoints"][0]["tlsConfig"]["serverName"] == "ledger-collector.finops.svc"
+    assert found["PrometheusRule"]["metadata"]["labels"]["release"] == "prometheus"
+
+
+@needs_helm
+def test_helm_renders_what_is_recorded():
+    """The same manifests, and chart and plain manifests agree."""
+    names = runpy.run_path(str(COMPARE))
+    assert names["differences"](HELM, None) == []
+    assert names["rendered_options"](HELM) == RENDERED["options"]
+
+
+@needs_helm
+def test_the_alert_rules_are_rendered_unchanged():
+    """Their `{{ $labels }}` are Prometheus', not Helm's."""
+    names = runpy.run_path(str(COMPARE))
+    text = names["render"](HELM, {"rules": {"enabled": True}})
+    (rule,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "PrometheusRule"]
+    assert rule["spec"] == yaml.safe_load((ROOT / "dashboards/alerts/prometheus.yml").read_text())
+
+
+@needs_helm
+@pytest.mark.parametrize("flag", ["--set", "--set-json"])
+def test_lists_and_maps_may_be_null(flag):
+    """`--set networkPolicy.monitoringNamespaces=null` and the like render valid manifests, for every list and map."""
+    open_ended = [".".join(path) for path in leaves(VALUES) if isinstance(value_at(path), list | dict)]
+    assert "networkPolicy.monitoringNamespaces" in open_ended
+    words = [word for name in open_ended for word in (flag, f"{name}=null")]
+    switches = ["--set", "collector.ingress.enabled=true,monitors.enabled=true,namespace.create=true"]
+    done = subprocess.run(
+        [HELM, "template", "r", CHART, *words, *switches], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for manifest in yaml.safe_load_all(done.stdout):
+        if manifest and manifest["kind"] not in FOREIGN:
+            validate(manifest, RELEASES[-1])
+
+
+def value_at(path):
+    """A default of the chart."""
+    value = VALUES
+    for key in path:
+        value = value[key]
+    return value
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["agent.settings.GPULEDGER_AGENT_SERVING_ENDPOINTS=http://a:1"],
+        ["agent.servingEndpoints[0]=vllm:8000"],
+        ["collector.image.digest=latest"],
+        ["collector.ingress.hosts[0]=gpuledger.example.com"],
+        ["networkPolicy.monitoringNamespaces=monitoring"],
+        ["agent.resources.limits.memory=1Gi"],
+    ],
+    ids=lambda values: values[0].partition("=")[0],
+)
+def test_helm_refuses_wrong_values(values):
+    """Before anything reaches the cluster."""
+    words = [word for value in values for word in ("--set", value)]
+    done = subprocess.run([HELM, "template", "r", CHART, *words], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+
+
+@needs_helm
 def test_the_comparison_sees_a_difference(tmp_path):
-    """A chart with another path of a probe, or a manifest less, is told in lines of a diff."""
-    helm = os.environ.get("HELM") or shutil.which("helm")
-    if not helm:
-        pytest.skip("helm is not installed; HELM=/path/to/helm names one")
-    names = runpy.run_path(str(ROOT / "deploy/helm/compare"))
+    """A chart with another path of a probe, or a manifest less, appears as lines of a diff."""
+    names = runpy.run_path(str(COMPARE))
     changed = shutil.copytree(CHART, tmp_path / "gpuledger")
     names["differences"].__globals__["CHART"] = changed
-    assert names["differences"](helm, None) == []
+    assert names["differences"](HELM, None) == []
     template = changed / "templates/collector.yaml"
     template.write_text(template.read_text().replace('"/readyz"', '"/ready"'))
     (changed / "templates/network.yaml").unlink()
-    found = "\n".join(names["differences"](helm, None))
+    found = "\n".join(names["differences"](HELM, None))
     assert re.search(r'^\+ +"path": "/ready"', found, re.MULTILINE)
     assert "NetworkPolicy gpuledger-agent" in found
-
-
-def test_helm_renders_every_variant_for_a_cluster():
-    """Values away from the defaults make manifests that both releases take, and settings that load."""
-    helm = os.environ.get("HELM") or shutil.which("helm")
-    if not helm:
-        pytest.skip("helm is not installed; HELM=/path/to/helm names one")
-    variants = [
-        ["agent.kernelLog=true", "agent.pool=train", "agent.settings.GPULEDGER_AGENT_SAMPLE_INTERVAL_S=5"],
-        ["collector.tlsSecret=gpuledger-tls", "monitors.enabled=true", "nameOverride=ledger"],
-        ["agent.enabled=false", "imagePullSecrets[0].name=pull", 'collector.settings=mail_server = "mail:25"'],
-        ["collector.enabled=false", "agent.collectorUrl=https://ledger.example.com", "agent.runtimeClassName="],
-        [
-            "networkPolicy.enabled=false",
-            "collector.podDisruptionBudget.enabled=false",
-            "agent.serviceAccount.create=false",
-        ],
-    ]
-    for values in variants:
-        words = [word for value in values for word in ("--set", value)]
-        command = [helm, "template", "r", CHART, "--namespace", "elsewhere", "--kube-version", "1.28.0", *words]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found = [one for one in yaml.safe_load_all(text) if one]
-        assert found
-        for manifest in found:
-            for release in RELEASES:
-                if manifest["kind"] not in FOREIGN:
-                    validate(manifest, release)
-            if manifest["kind"] == "DaemonSet":
-                (container,) = manifest["spec"]["template"]["spec"]["containers"]
-                agent_settings.load(None, {k: v for k, v in environment(container).items() if "GPULEDGER" in k})
-            if manifest["kind"] == "ConfigMap":
-                assert (
-                    "allow_plain_http" in tomllib.loads(manifest["data"]["collector.toml"]) or "tlsSecret" in values[0]
-                )

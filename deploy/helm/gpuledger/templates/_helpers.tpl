@@ -9,11 +9,32 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{- define "gpuledger.labels" -}}
+{{- define "gpuledger.namespace" -}}
+{{- default .Release.Namespace .Values.namespace.name -}}
+{{- end -}}
+
+{{- define "gpuledger.chartLabels" -}}
 {{ include "gpuledger.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end -}}
+
+{{/* Metadata of an object: (dict "root" $ "component" "agent" "name" "x" "labels" {} "annotations" {} "namespace" "").
+     "clusterWide" true: no namespace. The chart's own labels win over the user's. */}}
+{{- define "gpuledger.metadata" -}}
+{{- $common := .root.Values -}}
+name: {{ .name }}
+{{- if not .clusterWide }}
+namespace: {{ default (include "gpuledger.namespace" .root) .namespace }}
+{{- end }}
+labels:
+  {{- $own := fromYaml (include "gpuledger.chartLabels" .) }}
+  {{- mergeOverwrite (dict) (default (dict) $common.commonLabels) (default (dict) .labels) $own | toYaml | nindent 2 }}
+{{- with mergeOverwrite (dict) (default (dict) $common.commonAnnotations) (default (dict) .annotations) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- define "gpuledger.account" -}}
@@ -27,14 +48,18 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{- define "gpuledger.image" -}}
 {{- $image := (index .root.Values .component).image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
 {{ $image.repository }}:{{ default .root.Chart.AppVersion $image.tag }}
+{{- end -}}
 {{- end -}}
 
 {{- define "gpuledger.collectorUrl" -}}
 {{- if .Values.agent.collectorUrl -}}
 {{ .Values.agent.collectorUrl }}
 {{- else -}}
-http{{ if .Values.collector.tlsSecret }}s{{ end }}://{{ include "gpuledger.name" . }}-collector.{{ .Release.Namespace }}.svc:8440
+http{{ if .Values.collector.tlsSecret }}s{{ end }}://{{ include "gpuledger.name" . }}-collector.{{ include "gpuledger.namespace" . }}.svc:8440
 {{- end -}}
 {{- end -}}
 
@@ -49,4 +74,20 @@ httpGet:
 periodSeconds: {{ .period }}
 timeoutSeconds: {{ .timeout }}
 failureThreshold: {{ .failures }}
+{{- end -}}
+
+{{/* TCP port of a URL, which may follow WORKLOAD=. */}}
+{{- define "gpuledger.port" -}}
+{{- $url := regexFind "https?://.*" . -}}
+{{- $port := regexReplaceAll "^https?://[^/?#]*?(?::([0-9]+))?(?:[/?#].*)?$" $url "${1}" -}}
+{{- default (ternary "443" "80" (hasPrefix "https:" $url)) $port -}}
+{{- end -}}
+
+{{/* The peer of a network policy that is every pod of some namespaces. */}}
+{{- define "gpuledger.namespacePeer" -}}
+- namespaceSelector:
+    matchExpressions:
+      - key: kubernetes.io/metadata.name
+        operator: In
+        values: {{ toJson . }}
 {{- end -}}
