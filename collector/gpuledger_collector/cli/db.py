@@ -184,8 +184,8 @@ def restore(
 ) -> None:
     """Restore a backup into an empty database, migrate its schema to this version, and check every closed month's seal.
 
-    The same or a newer major version of Postgres takes it: this is how to upgrade Postgres. Ends with 1 when a seal
-    does not hold.
+    Every supported version of Postgres takes it, newer or older: this is how to upgrade Postgres. All of it is
+    restored or nothing. Ends with 1 when a seal does not hold.
     """
     with open_database(dsn, config, migrated=False) as database:
         try:

@@ -121,15 +121,19 @@ def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
 
     Raises ServerUnavailable when it cannot be read, with a sentence that does not show the password.
     """
-    plain = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
     try:
-        given = conninfo_to_dict(plain)
+        given = conninfo_to_dict(libpq(dsn))
     except psycopg.ProgrammingError as error:
         raise ServerUnavailable(
             f"the DSN cannot be read ({str(error).strip()}): postgresql://user@host/name"
         ) from error
     options = " ".join(filter(None, [SESSION, str(given.pop("options", "") or "")]))
     return {"application_name": application, "connect_timeout": 10, **given, "options": options}
+
+
+def libpq(dsn: str) -> str:
+    """The DSN as libpq reads it: SQLAlchemy's name of the driver is removed."""
+    return dsn.replace("postgresql+psycopg://", "postgresql://", 1)
 
 
 def reason(error: Exception) -> str:
