@@ -91,7 +91,7 @@ class Panel:
             "type": self.kind,
             "title": self.title,
             "description": self.description,
-            "datasource": self.targets[0]["datasource"],
+            **({"datasource": self.targets[0]["datasource"]} if self.targets else {}),
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
             "fieldConfig": {"defaults": defaults, "overrides": list(self.overrides)},
             "options": self.options,
@@ -495,6 +495,11 @@ def annotation(name: str, query: str, hue: str) -> Json:
         "iconColor": hue,
         "target": {**sql(query), "refId": "Annotation"},
     }
+
+
+def text(title: str, content: str, *, width: int = 12, height: int = 10) -> Panel:
+    """A page in Markdown."""
+    return Panel("text", title, "", "none", (), width, height, {"mode": "markdown", "content": content})
 
 
 def words() -> Json:

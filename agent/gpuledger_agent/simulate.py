@@ -120,7 +120,9 @@ def simulate_node(
     pusher = Pusher(spool, http.post, lambda: at_ms)
     next_flush = at_ms + FLUSH_MS
     while at_ms <= end_ms:
-        sampler.tick(lambda monotonic_ns: monotonic_ns // 1_000_000, ("fast",))
+        # Slow metrics once an hour: a month of them takes seconds, not minutes.
+        due = at_ms % HOUR_MS < every_ms
+        sampler.tick(lambda monotonic_ns: monotonic_ns // 1_000_000, ("fast", "slow") if due else ("fast",))
         if at_ms >= next_flush:
             next_flush += FLUSH_MS
             sampler.flush(spool, at_ms)

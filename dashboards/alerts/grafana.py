@@ -1,7 +1,8 @@
 """Alert rules that Grafana evaluates on the ledger: what no /metrics can say. Made by `python -m dashboards.build`.
 
-Grafana's Postgres alerting takes time series alone and a `$` in provisioned YAML is a variable, so each query gives one
-row (time, value) and uses no macro. The condition is of the classic kind, which 9.3 to 13 evaluate alike.
+Grafana's Postgres alerting takes time series alone and a `$` in provisioned YAML is a variable, so each query gives
+rows (time, value) and uses no macro. A rule with a `label` has a row for each budget, node, queue or pool: each fires
+by itself, and the alert's text names it. The others give one row.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dashboards.boards.runbooks import address
 from dashboards.sql import whole
 
 LEDGER = "gpuledger-postgres"
@@ -27,6 +29,8 @@ class Rule:
     lasting: str
     severity: str
     runbook: str
+    label: str = ""
+    """Column that tells the rows apart; `{{ .Labels.NAME }}` in the summary is its value."""
 
 
 RULES = (
@@ -39,18 +43,19 @@ RULES = (
         0,
         "5m",
         "critical",
-        "docs/runbooks/proof-broken.md",
+        "proof-broken",
     ),
     Rule(
         "gpuledger-silent",
         "GpuLedgerNodeSilent",
-        "A node that reported in the last day has been silent for 15 minutes: its time becomes unobserved",
-        'SELECT now() AS "time", count(*)::float8 AS value FROM node '
-        "WHERE last_seen_at < now() - interval '15 minutes' AND last_seen_at > now() - interval '1 day'",
+        "Node {{ .Labels.node }} has been silent for 15 minutes: its time becomes unobserved",
+        "SELECT now() AS \"time\", name AS node, (last_seen_at < now() - interval '15 minutes')::int::float8 AS value "
+        "FROM node WHERE last_seen_at > now() - interval '1 day' ORDER BY 2",
         0,
         "5m",
         "warning",
-        "docs/runbooks/node-silent.md",
+        "node-silent",
+        "node",
     ),
     Rule(
         "gpuledger-unobserved",
@@ -62,7 +67,7 @@ RULES = (
         0.05,
         "5m",
         "warning",
-        "docs/runbooks/unobserved.md",
+        "unobserved",
     ),
     Rule(
         "gpuledger-unpriced",
@@ -73,7 +78,7 @@ RULES = (
         0,
         "15m",
         "warning",
-        "docs/runbooks/unpriced.md",
+        "unpriced",
     ),
     Rule(
         "gpuledger-behind",
@@ -84,7 +89,7 @@ RULES = (
         3,
         "10m",
         "critical",
-        "docs/runbooks/ledger-behind.md",
+        "ledger-behind",
     ),
     Rule(
         "gpuledger-conflict",
@@ -95,30 +100,33 @@ RULES = (
         0,
         "0s",
         "warning",
-        "docs/runbooks/batch-conflict.md",
+        "batch-conflict",
     ),
     Rule(
         "gpuledger-budget",
         "GpuLedgerBudget",
-        "A budget's threshold was crossed and nobody has acknowledged it",
-        'SELECT now() AS "time", count(*)::float8 AS value FROM budget_alert a JOIN budget b ON b.id = a.budget_id '
-        "WHERE a.state = 'firing' AND b.superseded_at IS NULL",
+        "Budget {{ .Labels.budget }} crossed a threshold and nobody has acknowledged it",
+        'SELECT now() AS "time", b.name AS budget, count(a.id)::float8 AS value FROM budget b '
+        "LEFT JOIN budget_alert a ON a.budget_id = b.id AND a.state = 'firing' "
+        "WHERE b.superseded_at IS NULL GROUP BY 2 ORDER BY 2",
         0,
         "0s",
         "warning",
-        "docs/runbooks/budget-crossed.md",
+        "budget-crossed",
+        "budget",
     ),
     Rule(
         "gpuledger-queue-silent",
         "GpuLedgerQueueSilent",
-        "A scheduler's queue was read in the last day but not for an hour: its pools get no scaling advice",
-        'SELECT now() AS "time", coalesce(max(minutes), 0)::float8 AS value FROM ('
-        "SELECT extract(epoch FROM now()) / 60 - max(at_ms) / 60000.0 AS minutes FROM queue_reading "
-        "WHERE at_ms > extract(epoch FROM now())::bigint * 1000 - 86400000 GROUP BY source) queues",
+        "The queue of {{ .Labels.queue }} has not been read for an hour: its pools get no scaling advice",
+        'SELECT now() AS "time", source AS queue, '
+        "(extract(epoch FROM now()) / 60 - max(at_ms) / 60000.0)::float8 AS value FROM queue_reading "
+        "WHERE at_ms > extract(epoch FROM now())::bigint * 1000 - 86400000 GROUP BY 2 ORDER BY 2",
         60,
         "5m",
         "warning",
-        "docs/runbooks/queue-silent.md",
+        "queue-silent",
+        "queue",
     ),
     Rule(
         "gpuledger-scaling-stands",
@@ -130,20 +138,21 @@ RULES = (
         180,
         "5m",
         "warning",
-        "docs/runbooks/scaling-stands.md",
+        "scaling-stands",
     ),
     Rule(
         "gpuledger-forecasts-off",
         "GpuLedgerForecastsOff",
-        "A pool's demand was outside the forecast band in more than four of ten hours last week; two are expected",
-        'SELECT now() AS "time", coalesce(max(missed), 0)::float8 AS value FROM ('
-        "SELECT 1 - sum(inside)::float8 / sum(known) AS missed FROM backtest WHERE grouped = 'pool' "
-        "AND origin_ms > extract(epoch FROM now())::bigint * 1000 - 691200000 "
-        "GROUP BY series HAVING sum(known) >= 48) pools",
+        "Demand of pool {{ .Labels.pool }} was outside the forecast band in more than four of ten hours last week; "
+        "two are expected",
+        'SELECT now() AS "time", series AS pool, (1 - sum(inside)::float8 / sum(known))::float8 AS value '
+        "FROM backtest WHERE grouped = 'pool' AND origin_ms > extract(epoch FROM now())::bigint * 1000 - 691200000 "
+        "GROUP BY 2 HAVING sum(known) >= 48 ORDER BY 2",
         0.4,
         "15m",
         "info",
-        "docs/runbooks/forecasts-off.md",
+        "forecasts-off",
+        "pool",
     ),
     Rule(
         "gpuledger-messages-stuck",
@@ -157,7 +166,7 @@ RULES = (
         0,
         "5m",
         "warning",
-        "docs/runbooks/messages-stuck.md",
+        "messages-stuck",
     ),
     Rule(
         "gpuledger-webhook-failing",
@@ -170,7 +179,7 @@ RULES = (
         0,
         "0s",
         "warning",
-        "docs/runbooks/webhook-failing.md",
+        "webhook-failing",
     ),
 )
 
@@ -186,15 +195,16 @@ def provisioned() -> dict[str, Any]:
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
+    expressions = _by_label(rule.above) if rule.label else [_classic(rule.above)]
     return {
         "uid": rule.uid,
         "title": rule.title,
-        "condition": "B",
+        "condition": expressions[-1]["refId"],
         "for": rule.lasting,
         "noDataState": "OK",
         "execErrState": "Error",
         "labels": {"severity": rule.severity},
-        "annotations": {"summary": rule.summary, "runbook": rule.runbook},
+        "annotations": {"summary": rule.summary, "runbook_url": "{{ externalURL }}" + address(rule.runbook)},
         "data": [
             {
                 "refId": "A",
@@ -210,24 +220,49 @@ def _rule(rule: Rule) -> dict[str, Any]:
                     "maxDataPoints": 100,
                 },
             },
-            {
-                "refId": "B",
-                "datasourceUid": "__expr__",
-                "relativeTimeRange": {"from": 0, "to": 0},
-                "model": {
-                    "refId": "B",
-                    "type": "classic_conditions",
-                    "datasource": {"type": "__expr__", "uid": "__expr__"},
-                    "conditions": [
-                        {
-                            "type": "query",
-                            "evaluator": {"type": "gt", "params": [rule.above]},
-                            "operator": {"type": "and"},
-                            "query": {"params": ["A"]},
-                            "reducer": {"type": "last", "params": []},
-                        }
-                    ],
-                },
-            },
+            *expressions,
         ],
+    }
+
+
+def _classic(above: float) -> dict[str, Any]:
+    """A condition of the classic kind, which 9.3 to 13 evaluate alike; it has no labels."""
+    return _expression(
+        "B",
+        {
+            "type": "classic_conditions",
+            "conditions": [
+                {
+                    "type": "query",
+                    "evaluator": {"type": "gt", "params": [above]},
+                    "operator": {"type": "and"},
+                    "query": {"params": ["A"]},
+                    "reducer": {"type": "last", "params": []},
+                }
+            ],
+        },
+    )
+
+
+def _by_label(above: float) -> list[dict[str, Any]]:
+    """The newest value of each label, and whether it is above the threshold."""
+    return [
+        _expression("B", {"type": "reduce", "expression": "A", "reducer": "last"}),
+        _expression(
+            "C",
+            {
+                "type": "threshold",
+                "expression": "B",
+                "conditions": [{"evaluator": {"type": "gt", "params": [above]}}],
+            },
+        ),
+    ]
+
+
+def _expression(reference: str, model: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "refId": reference,
+        "datasourceUid": "__expr__",
+        "relativeTimeRange": {"from": 0, "to": 0},
+        "model": {"refId": reference, "datasource": {"type": "__expr__", "uid": "__expr__"}, **model},
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dashboards.boards.runbooks import PAGES, address
 
 from fakes.runbooks import assert_runbook
 from gpuledger_collector.api.metrics import Metrics
@@ -135,8 +136,10 @@ def test_an_alert_tells_what_to_do(name):
     """Severity, a summary, and a page with its name, what it means, what to look at and what to do."""
     rule = ALERTS[name]
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
-    page = (ROOT / rule["annotations"]["runbook"]).read_text()
-    assert_runbook(page, name)
+    url = rule["annotations"]["runbook_url"]
+    (page,) = [page for page in PAGES if url.endswith(f"/{address(page)}")]
+    assert_runbook((ROOT / "docs" / "runbooks" / f"{page}.md").read_text(), name)
+    assert url.startswith("{{ with $externalLabels.grafana }}{{ . }}{{ else }}http://")
 
 
 def test_alerts_use_metrics_that_exist():

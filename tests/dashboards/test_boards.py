@@ -78,7 +78,7 @@ def test_no_board_names_a_data_source(name):
     sources = {one["name"] for one in board["templating"]["list"] if one["type"] == "datasource"}
     used = set(re.findall(r'"uid": "([^"]*)"', json.dumps(board))) - {board["uid"]}
     assert used <= {f"${{{source}}}" for source in sources}
-    assert used
+    assert used or not list(panels(board))
 
 
 @pytest.mark.parametrize("name", BOARDS)

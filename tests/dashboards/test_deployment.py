@@ -172,14 +172,18 @@ def test_grafana_finds_everything():
     """Each name in the provisioning is set, the boards are mounted where the provider looks, the reader is the role."""
     environment = SERVICES["grafana"]["environment"]
     provisioning = ROOT / "dashboards/provisioning"
-    named = set(re.findall(r"\$\{(\w+)\}", (provisioning / "datasources/gpuledger.yaml").read_text()))
+    text = "".join(
+        (provisioning / name).read_text() for name in ("datasources/gpuledger.yaml", "alerting/contact.yaml")
+    )
+    named = set(re.findall(r"\$\{(\w+)\}", text))
     assert named <= set(environment)
-    assert named == {name for name in environment if name.startswith("GPULEDGER_")}
+    assert named == {name for name in environment if name.startswith("GRAFANA_")}
+    assert not any(name.startswith("GPULEDGER") for name in named), "every gpuledger command would refuse them"
     (provider,) = yaml.safe_load((provisioning / "dashboards/gpuledger.yaml").read_text())["providers"]
     assert f"./dashboards/json:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
     home = environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert (ROOT / "dashboards/json" / Path(home).name).is_file()
-    assert SERVICES["reader"]["command"][2] == environment["GPULEDGER_PG_READER"]
+    assert SERVICES["reader"]["command"][2] == environment["GRAFANA_LEDGER_USER"]
     assert "reader_password" in SERVICES["grafana"]["secrets"]
 
 

@@ -141,6 +141,14 @@ SHARED_LANE = ("l4-01", 3)
 FAILED_GPU = ("h100-02", 5)
 SILENT_NODE = "a100-02"
 STUCK_GPU = ("l40s-01", 3)
+REMAP_GPU = ("a100-01", 4)
+"""A row of its memory waits for a remap, which a reset would do."""
+ECC_GPU, ECC_EVERY_MS = ("l40s-01", 1), 9 * DAY_MS
+"""Its memory has an uncorrected error every nine days."""
+HOT_GPU = ("h100-02", 0)
+"""It is slowed down by its temperature in the afternoons."""
+LOADED_MS = 1_767_225_600_000
+"""When the driver of every node was loaded, on which counters begin: 2026-01-01."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +366,17 @@ class Fleet:
         """Whether this GPU's utilization shows 100 % while nobody holds it: a weekend in every four weeks."""
         return (node, slot) == STUCK_GPU and STUCK_FROM <= at_ms % CYCLE_MS < STUCK_UNTIL
 
+    def errors(self, node: str, slot: int, at_ms: int) -> dict[str, int]:
+        """Counts of Xids and of faults of the memory since the driver was loaded; only what has occurred changes."""
+        age_ms = max(0, at_ms - LOADED_MS)
+        here = (node, slot)
+        return {
+            "gpu_xid_errors_total": (age_ms - FAILED_FROM) // CYCLE_MS + 1 if here == FAILED_GPU else 0,
+            "gpu_ecc_uncorrected_volatile_total": age_ms // ECC_EVERY_MS if here == ECC_GPU else 0,
+            "gpu_remapped_rows_pending": int(here == REMAP_GPU),
+            "gpu_pcie_replays_total": age_ms // CYCLE_MS,
+        }
+
     def silent(self, node: str, at_ms: int) -> bool:
         """Whether this node's agent is down: six hours in every four weeks."""
         return node == SILENT_NODE and SILENT_FROM <= at_ms % CYCLE_MS < SILENT_UNTIL
@@ -464,6 +483,14 @@ def noise(key: int, at_ms: int) -> float:
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return ((value ^ value >> 31) >> 11) / 2**53
+
+
+def slowed_seconds(at_ms: int, share: float) -> float:
+    """Seconds since the driver was loaded for which clocks were reduced: a share of the time, most at 18:00 UTC."""
+    age_days = max(0, at_ms - LOADED_MS) / DAY_MS
+    # The integral of share x (1 + cos(2 pi (t - 0.75))) days; it never falls.
+    offset = math.sin(2 * math.pi * (age_days - 0.75)) - math.sin(2 * math.pi * -0.75)
+    return round(86_400 * share * (age_days + offset / (2 * math.pi)), 3)
 
 
 def activity(hold: Hold, key: int, at_ms: int) -> float:

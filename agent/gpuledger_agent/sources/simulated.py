@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 from gpuledger_agent.clock import wall_ms
-from gpuledger_agent.sources.fleet import GIB, MODELS, Fleet, Hold, Lane, activity
+from gpuledger_agent.sources.fleet import GIB, HOT_GPU, MODELS, Fleet, Hold, Lane, activity, slowed_seconds
+from gpuledger_common.health import verdict
 from gpuledger_common.readings import (
     WHOLE_GPU,
     Accelerator,
@@ -23,6 +24,8 @@ from gpuledger_common.readings import (
 __all__ = ["Fleet", "SimulatedSource"]
 
 NO_COUNTER = "the simulation has no energy counter; energy is integrated from power"
+IDLE, POWER_CAP, FULL_LOAD = 0x1, 0x4, 0.93
+"""Bits of nvmlClocksEventReason*, and the activity from which the power limit reduces the clocks."""
 MIG_REASON = "not supported on a MIG instance"
 
 
@@ -50,14 +53,18 @@ class SimulatedSource:
         at_ms = self._clock()
         return at_ms, at_ms * 1_000_000
 
-    def read(self, _tiers: Iterable[str]) -> Sequence[Sample]:
-        """A sample of every accelerator; none at all while the node's agent is down."""
+    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
+        """A sample of every accelerator, with slow metrics when they are due; none while the node's agent is down."""
+        slow = "slow" in tiers
         at_ms, monotonic_ns = self._now()
         if self._fleet.silent(self._node.name, at_ms):
             return ()
-        return [self._sample(slot, entry, at_ms, monotonic_ns) for slot, entry in enumerate(self._node.accelerators)]
+        return [
+            self._sample(slot, entry, at_ms, monotonic_ns, slow=slow)
+            for slot, entry in enumerate(self._node.accelerators)
+        ]
 
-    def _sample(self, slot: int, entry: Accelerator, at_ms: int, monotonic_ns: int) -> Sample:
+    def _sample(self, slot: int, entry: Accelerator, at_ms: int, monotonic_ns: int, *, slow: bool) -> Sample:
         if self._fleet.failed(self._node.name, slot, at_ms):
             return Sample(entry.uuid, monotonic_ns, {}, {}, (), Health("failed", "Xid 79: GPU has fallen off the bus"))
         lane = self._lane_of.get(slot)
@@ -66,8 +73,23 @@ class SimulatedSource:
         values, absent = readings(entry, self._node.model, hold, active)
         if hold is None and self._fleet.stuck(self._node.name, slot, at_ms):
             values["gpu_utilization_ratio"] = 1.0
+        health = Health()
+        if entry.gpu_micro == WHOLE_GPU:
+            errors = self._fleet.errors(self._node.name, slot, at_ms)
+            health = verdict(errors)
+            if slow:
+                values |= errors | self._limits(slot, at_ms)
         processes = () if hold is None or hold.shape == "reserved" else (Process(20_000 + slot, None),)
-        return Sample(entry.uuid, monotonic_ns, values, absent, processes, Health())
+        return Sample(entry.uuid, monotonic_ns, values, absent, processes, health)
+
+    def _limits(self, slot: int, at_ms: int) -> dict[str, float]:
+        """The power limit, and for how long power and temperature have reduced the clocks."""
+        is_hot = (self._node.name, slot) == HOT_GPU
+        return {
+            "gpu_power_limit_watts": MODELS[self._node.model][3],
+            "gpu_throttle_power_seconds_total": slowed_seconds(at_ms, 0.02 if self._node.model == "h100" else 0.002),
+            "gpu_throttle_thermal_seconds_total": slowed_seconds(at_ms, 0.08) if is_hot else 0.0,
+        }
 
     def holders(self, _accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The holders of each accelerator now, also of failed ones."""
@@ -112,6 +134,7 @@ def readings(
         "gpu_temperature_celsius": 31.0 + 42.0 * active,
         "gpu_sm_clock_hertz": 345e6 if active == 0.0 else 1.755e9,
         "gpu_performance_state": 0 if hold else 8,
+        "gpu_clocks_event_reasons_bitmask": IDLE if active == 0.0 else (POWER_CAP if active > FULL_LOAD else 0),
     }
     if model in {"h100", "a100"}:
         values |= {

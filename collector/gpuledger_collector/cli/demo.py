@@ -29,6 +29,7 @@ from typing import Annotated
 from typer import Option
 
 from gpuledger_collector.cli.common import UNAVAILABLE, new_app, refuse
+from gpuledger_collector.cli.demo_grafana import DASHBOARDS, ROLE, GrafanaFiles
 from gpuledger_collector.cli.terminal import say
 
 app = new_app()
@@ -416,9 +417,13 @@ def live(stage: Stage, now: datetime) -> None:
         text=True,
     ).stdout.split()
     agents: list[subprocess.Popen[bytes]] = []
+    metrics = [f"127.0.0.1:{free_port(0)}" for _ in names]
     try:
-        agents.extend(start_agent(stage, name) for name in names)  # one by one: those that run are ended
+        # one by one: those that run are ended
+        agents.extend(start_agent(stage, name, address) for name, address in zip(names, metrics, strict=True))
+        grafana = write_grafana(stage, metrics)
         tell(stage, now, len(agents))
+        print(f"{grafana}\nCtrl-C ends everything.", flush=True)
         signal.pause()
     except KeyboardInterrupt:
         print()
@@ -438,14 +443,25 @@ Live now: {agents} agents sample every 10 s and push every minute. Open:
     {stage.collector}/metrics    the collector's own metrics
 Ask it, in another terminal:
     export GPULEDGER_DATA_DIR={stage.folder / "data"}
-    {Path(sys.executable).with_name("gpuledger")} {question}
-Ctrl-C ends everything.""",
+    {Path(sys.executable).with_name("gpuledger")} {question}""",
         flush=True,
     )
 
 
-def start_agent(stage: Stage, name: str) -> subprocess.Popen[bytes]:
-    """One node's agent, with a spool of its own."""
+def write_grafana(stage: Stage, metrics: Sequence[str]) -> str:
+    """Let a role read, write what Grafana and Prometheus need beside this demo, and return how to start them."""
+    if not DASHBOARDS.is_dir():
+        return "Dashboards for Grafana are in a checkout, in its folder dashboards."
+    files = GrafanaFiles(stage.folder / "grafana")
+    files.create_password()
+    stage.run("gpuledger", "db", "grant-reader", ROLE, "--password-file", str(files.password))
+    port = (stage.folder / "data" / "port").read_text().strip()
+    files.write(port, stage.collector.removeprefix("http://"), metrics)
+    return files.how_to_start()
+
+
+def start_agent(stage: Stage, name: str, metrics: str) -> subprocess.Popen[bytes]:
+    """One node's agent, with a spool of its own and its metrics at this address."""
     return stage.start(
         f"agent-{name}",
         "gpuledger-agent",
@@ -456,5 +472,5 @@ def start_agent(stage: Stage, name: str) -> subprocess.Popen[bytes]:
         name,
         GPULEDGER_AGENT_COLLECTOR_URL=stage.collector,
         GPULEDGER_AGENT_SPOOL_DIR=str(stage.folder / "spool" / name),
-        GPULEDGER_AGENT_METRICS_LISTEN="127.0.0.1:0",
+        GPULEDGER_AGENT_METRICS_LISTEN=metrics,
     )

@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.cli import main
-from gpuledger_agent.sources.fleet import BLOCK_MS, CYCLE_MS, DAY_MS, FAILED_GPU, HOUR_MS, SILENT_NODE, Fleet, activity
+from gpuledger_agent.sources.fleet import (
+    BLOCK_MS,
+    CYCLE_MS,
+    DAY_MS,
+    ECC_GPU,
+    FAILED_GPU,
+    HOUR_MS,
+    REMAP_GPU,
+    SILENT_NODE,
+    Fleet,
+    activity,
+)
 from gpuledger_agent.sources.simulated import SimulatedSource
 from gpuledger_common.readings import WHOLE_GPU
 
@@ -115,6 +126,22 @@ def test_faults_come_and_go():
     failed_at = next(at for at in range(START, START + CYCLE_MS, HOUR_MS) if FLEET.failed(node, slot, at))
     sample = look(FLEET, node, failed_at)[0][slot]
     assert (sample.health.status, sample.values) == ("failed", {})
+
+
+def test_sick_gpus_are_degraded_and_their_counters_never_fall():
+    """A pending remap and uncorrected ECC errors are verdicts on health; slow metrics come only when they are due."""
+    for node, slot in (REMAP_GPU, ECC_GPU):
+        assert look(FLEET, node, START)[0][slot].health.status == "degraded"
+    totals = {}
+    for at_ms in range(START, START + 40 * DAY_MS, 7 * HOUR_MS):
+        for node in {REMAP_GPU[0], ECC_GPU[0], FAILED_GPU[0]}:
+            for sample in SimulatedSource(FLEET, node, lambda at_ms=at_ms: at_ms).read(("fast", "slow")):
+                for name, value in sample.values.items():
+                    if name.endswith("_total"):
+                        assert value >= totals.get((sample.uuid, name), 0)
+                        totals[sample.uuid, name] = value
+    assert {name for _, name in totals} >= {"gpu_xid_errors_total", "gpu_throttle_thermal_seconds_total"}
+    assert not any(name.endswith("_total") for sample in look(FLEET, "h100-01", START)[0] for name in sample.values)
 
 
 def test_a_week_looks_like_a_week():
