@@ -41,6 +41,7 @@ PANELS = {
         Entry("plan", "plan", "Memory, days, money, storage and network of a model before it runs"),
     ),
     "Bring in": (
+        Entry("start", "start", "From a file of jobs to its bill in one command"),
         Entry("import", "imports", "Usage, prices, inventory, samples, queues and bills from files"),
         Entry("apply", "apply", "Rules, prices, budgets and pools declared in a file"),
         Entry("prices", "prices", "The price book"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from zoneinfo import available_timezones
 
 from typer import Argument, Option
 
@@ -16,7 +18,7 @@ from gpuledger_collector.cli import options
 from gpuledger_collector.cli.apply import days_note
 from gpuledger_collector.cli.common import UNAVAILABLE, dry_run_note, new_app, refuse
 from gpuledger_collector.cli.progress import busy
-from gpuledger_collector.cli.session import clock_ms, open_session
+from gpuledger_collector.cli.session import Session, clock_ms, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config import fields
 from gpuledger_collector.config.csv_rows import Parsed
@@ -24,6 +26,7 @@ from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.prices import read_prices
 from gpuledger_collector.ingest.files.bill import NoArrow, read_bill
 from gpuledger_collector.ingest.files.inventory import read_inventory
+from gpuledger_collector.ingest.files.job_table import TableOptions
 from gpuledger_collector.ingest.files.queue import read_queue
 from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
@@ -39,6 +42,14 @@ from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
 
+
+class DateOrder(enum.StrEnum):
+    """How a date such as 03/04/2026 is read."""
+
+    day_first = "day-first"
+    month_first = "month-first"
+
+
 app = new_app(
     name="import", help="Bring usage, prices, inventory, samples, queues or bills from files.", no_args_is_help=True
 )
@@ -48,6 +59,12 @@ AnyInstant = Annotated[
     bool, Option(ANY_INSTANT, help="Accept instants before 2000 and after tomorrow, from 1970 to 2100.")
 ]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Import the good rows and leave out the bad ones.")]
+Zone = Annotated[str | None, Option("--zone", metavar="ZONE", help="Of times that name none: Europe/Berlin, UTC, ...")]
+Dates = Annotated[DateOrder | None, Option("--dates", help="How 03/04/2026 is read, where the file leaves it open.")]
+ColumnNames = Annotated[
+    list[str] | None,
+    Option("--column", metavar="MEANING=NAME", help="A column that is not known by its name; may be repeated."),
+]
 Work = Callable[[Connection], ImportOutcome]
 
 
@@ -59,6 +76,9 @@ def usage(
         str | None,
         Option("--empty-start", metavar="skip|INSTANT", help="What a row without a start means; else it is bad."),
     ] = None,
+    zone: Zone = None,
+    dates: Dates = None,
+    column: ColumnNames = None,
     skip_bad: SkipBad = False,
     any_instant: AnyInstant = False,
     dry_run: options.DryRun = False,
@@ -67,14 +87,19 @@ def usage(
 ) -> None:
     """Import who held how many GPUs: workload_id,start,end,gpus and, if known, gpu_model,pool,node,user,tag:NAME...
 
-    Instants are RFC 3339 with zone, or unix seconds; an empty end means still running. The same file twice changes
-    nothing; a known workload_id with other values is updated. Of two rows of a workload, the one that has ended counts.
-    Workloads of more than 30 days are named, because a forgotten end is billed until one is imported.
+    Columns may have other usual names (job_id, partition, team), any delimiter and any order. Instants are RFC 3339,
+    unix seconds, or local times with --zone; an empty end means still running. The same file twice changes nothing; a
+    known workload_id with other values is updated. Of two rows of a workload, the one that has ended counts.
+    Workloads of more than 90 days are named, because a forgotten end is billed until one is imported.
     """
+    table = table_options(zone, dates, column)
     with busy(f"reading {file.name}"):
-        parsed = read_usage(file, UsageOptions(_pool(pool), _empty_start(empty_start), _instants(any_instant)))
-    _refuse_bad(file, parsed, skip_bad)
-    _import_usage(file, parsed, dsn, config, dry_run)
+        parsed = read_usage(
+            file, UsageOptions(pool_name(pool), _empty_start(empty_start), instants(any_instant), table)
+        )
+    refuse_bad(file, parsed, skip_bad)
+    with open_session(dsn, config) as session:
+        print(import_usage(session, file, parsed, dry_run))
 
 
 @app.command(epilog="Example: gpuledger import sacct jobs.txt")
@@ -95,34 +120,42 @@ def sacct(
     file twice changes nothing; a job that has ended since is updated.
     """
     with busy(f"reading {file.name}"):
-        parsed = read_sacct(file, None if pool is None else _pool(pool), _instants(any_instant))
-    _refuse_bad(file, parsed, skip_bad)
-    _import_usage(file, parsed, dsn, config, dry_run)
+        parsed = read_sacct(file, None if pool is None else pool_name(pool), instants(any_instant))
+    refuse_bad(file, parsed, skip_bad)
+    with open_session(dsn, config) as session:
+        print(import_usage(session, file, parsed, dry_run))
 
 
-def _import_usage(file: Path, parsed: Parsed[UsageRow], dsn: str | None, config: Path | None, dry_run: bool) -> None:
-    running = 0
-
-    def work(connection: Connection) -> ImportOutcome:
-        nonlocal running
-        at = now()
-        running, warnings = long_usage(file, parsed.rows, round(at.timestamp() * 1000))
-        for sentence in warnings:
-            print(sentence, file=sys.stderr)
-        return imports.add_usage(connection, parsed.rows, at)
-
-    def note() -> str:
-        return f"; {plural(running, 'workload')} without an end for more than {LONG_DAYS} days" if running else ""
-
-    _write("workloads", work, dsn, config, dry_run, note)
+def import_usage(session: Session, file: Path, parsed: Parsed[UsageRow], dry_run: bool) -> str:
+    """Import usage in one transaction, warn of workloads that look forgotten, and return what changed."""
+    at = now()
+    running, warnings = long_usage(file, parsed.rows, round(at.timestamp() * 1000))
+    for sentence in warnings:
+        say(sentence, error=True)
+    summary = _write(session, "workloads", lambda connection: imports.add_usage(connection, parsed.rows, at), dry_run)
+    forgotten = f"; {plural(running, 'workload')} without an end for more than {LONG_DAYS} days" if running else ""
+    return summary + forgotten + dry_run_note(dry_run)
 
 
-def _instants(any_instant: bool) -> Instants:
+def table_options(zone: str | None, dates: DateOrder | None, column: Sequence[str] | None) -> TableOptions:
+    """How to read a table of jobs; refuses what is no zone and no MEANING=NAME."""
+    if zone is not None and zone not in available_timezones():
+        refuse(f"--zone: {zone!r} is no zone; write for example Europe/Berlin or UTC")
+    columns = {}
+    for text in column or ():
+        meaning, _, name = text.partition("=")
+        if not meaning or not name:
+            refuse(f"--column: {text!r} is not MEANING=NAME, such as gpus=Anzahl")
+        columns[meaning] = name
+    return TableOptions(columns, zone, None if dates is None else dates is DateOrder.day_first)
+
+
+def instants(any_instant: bool) -> Instants:
     """The instants that evidence may have; `--allow-any-instant` widens them."""
     return fields.ANY_INSTANT if any_instant else fields.evidence_until(clock_ms(), ANY_INSTANT)
 
 
-def _pool(name: str) -> str:
+def pool_name(name: str) -> str:
     """The pool of `--pool`; refuses names of report rows, which are reserved."""
     if is_reserved(name):
         refuse(f"--pool: {reserved_message(name)}")
@@ -155,16 +188,16 @@ def prices(
     """
     with busy(f"reading {file.name}"):
         parsed = read_prices(file)
-    _refuse_bad(file, parsed, skip_bad)
+    refuse_bad(file, parsed, skip_bad)
 
     def work(connection: Connection) -> ImportOutcome:
         # Known only here: the currency of a rate must be that of the rates in force for the same place.
         parsed.problems = price_book.currency_changes(connection, parsed.rows)
-        _refuse_bad(file, parsed, skip_bad)
+        refuse_bad(file, parsed, skip_bad)
         bad = {problem.source.rpartition(":")[0] for problem in parsed.problems}
         return price_book.add(connection, [price for price in parsed.rows if price.source not in bad], now())
 
-    _write("prices", work, dsn, config, dry_run)
+    _write_file("prices", work, dsn, config, dry_run)
 
 
 @app.command(epilog="Example: gpuledger import inventory inventory.csv")
@@ -181,9 +214,9 @@ def inventory(
     The file is the authority for the accelerators that it names: their placements become those of the file.
     """
     with busy(f"reading {file.name}"):
-        parsed = read_inventory(file, _instants(any_instant))
-    _refuse_bad(file, parsed, skip_bad)
-    _write(
+        parsed = read_inventory(file, instants(any_instant))
+    refuse_bad(file, parsed, skip_bad)
+    _write_file(
         "placements of accelerators",
         lambda connection: placements.replace(connection, parsed.rows, now()),
         dsn,
@@ -210,10 +243,12 @@ def samples(
     """
     start_ms = None if start is None else _instant("--start", start)
     with busy(f"reading {file.name}"):
-        parsed = read_samples(file, start_ms, _instants(any_instant))
-    _refuse_bad(file, parsed, skip_bad)
+        parsed = read_samples(file, start_ms, instants(any_instant))
+    refuse_bad(file, parsed, skip_bad)
     before_ms = partitions.coarse_before(clock_ms())
-    _write("samples", lambda connection: imports.add_samples(connection, parsed.rows, before_ms), dsn, config, dry_run)
+    _write_file(
+        "samples", lambda connection: imports.add_samples(connection, parsed.rows, before_ms), dsn, config, dry_run
+    )
 
 
 @app.command(epilog="Example: gpuledger import bill aws-2026-10.csv.gz")
@@ -240,7 +275,7 @@ def bill(
     if parsed.problems:
         refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported")
     rows = [(key.provider, Period(key.start_ms, key.end_ms), lines) for key, lines in parsed.bills.items()]
-    _write(
+    _write_file(
         "bills", lambda connection: bills.add(connection, rows, file.name, parsed.sha256, now()), dsn, config, dry_run
     )
 
@@ -262,12 +297,12 @@ def queue(
     workload_id says that nothing waited. Demand and forecasts count what waits from the first reading on.
     """
     with busy(f"reading {file.name}"):
-        parsed = read_queue(file, source, _pool(pool), _instants(any_instant))
-    _refuse_bad(file, parsed, skip_bad)
-    _write("readings", lambda connection: queues.add(connection, parsed.rows, now()), dsn, config, dry_run)
+        parsed = read_queue(file, source, pool_name(pool), instants(any_instant))
+    refuse_bad(file, parsed, skip_bad)
+    _write_file("readings", lambda connection: queues.add(connection, parsed.rows, now()), dsn, config, dry_run)
 
 
-def _refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
+def refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
     """Print every problem and note; end the command when there are problems that `--skip-bad` does not skip."""
     for problem in in_order(parsed.problems):
         say(str(problem), error=True)
@@ -275,8 +310,10 @@ def _refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
         say(f"{file}: {note}", error=True)
     parsed.notes.clear()
     if parsed.problems and not (skip_bad and parsed.rows):
-        hint = "" if skip_bad else "; --skip-bad imports the others"
-        refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported{hint}")
+        # Without any good row the problem may be one of the file as a whole.
+        bad = f"{_bad_rows(parsed.problems)}, " if parsed.rows else ""
+        hint = "; --skip-bad imports the others" if parsed.rows and not skip_bad else ""
+        refuse(f"{file}: {bad}nothing was imported{hint}")
     if parsed.problems:
         print(f"{file}: {_bad_rows(parsed.problems)} left out", file=sys.stderr)
 
@@ -285,15 +322,15 @@ def _bad_rows(problems: Sequence[Problem]) -> str:
     return plural(len({":".join(problem.source.split(":")[:2]) for problem in problems}), "bad row")
 
 
-def _write(
-    noun: str, work: Work, dsn: str | None, config: Path | None, dry_run: bool, note: Callable[[], str] = str
-) -> None:
-    """Do the work in one transaction, undone in a dry run, and say what changed."""
-    with (
-        open_session(dsn, config) as session,
-        busy(f"writing {noun}"),
-        session.database.transaction(dry_run=dry_run) as connection,
-    ):
+def _write_file(noun: str, work: Work, dsn: str | None, config: Path | None, dry_run: bool) -> None:
+    """Do the work on the database of the options, and say what changed."""
+    with open_session(dsn, config) as session:
+        print(_write(session, noun, work, dry_run) + dry_run_note(dry_run))
+
+
+def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
+    """Do the work in one transaction, undone in a dry run, and return what changed."""
+    with busy(f"writing {noun}"), session.database.transaction(dry_run=dry_run) as connection:
         outcome = work(connection)
     changes = f"{outcome.added} added, {outcome.updated} updated, {outcome.unchanged} unchanged"
-    print(f"{noun}: {changes}; {days_note(outcome)}" + note() + dry_run_note(dry_run))
+    return f"{noun}: {changes}; {days_note(outcome)}"

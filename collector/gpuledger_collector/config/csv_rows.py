@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -41,10 +42,10 @@ def read_rows(
             yield record, row
 
 
-def read_records(path: Path, model: type[Row], parsed: Parsed[Any], prefix: str = "") -> Iterator[Record]:
+def read_records(path: Path, model: type[Row], parsed: Parsed[Any]) -> Iterator[Record]:
     """The rows of a CSV file, without columns that the model does not know; none when the header is bad.
 
-    `prefix`: columns that begin with it are kept as well. Raises OSError when the file cannot be opened.
+    Raises OSError when the file cannot be opened.
     """
     text = decode(path, parsed.problems)
     if text is None:
@@ -55,8 +56,8 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any], prefix: str 
     if parsed.problems:
         return iter(())
     keys = model.cell_names()
-    kept = {name for name in header if name in keys or (prefix and name.startswith(prefix) and name != prefix)}
-    parsed.notes.extend(_ignored(name, keys) for name in header if name and name not in kept)
+    kept = {name for name in header if name in keys}
+    parsed.notes.extend(ignored_note(name, keys) for name in header if name and name not in kept)
     if len(kept) == len(header):
         return records
     return (
@@ -71,18 +72,22 @@ def decode(path: Path, problems: list[Problem]) -> str | None:
     try:
         if path.suffix == ".gz":
             content = gzip.decompress(content)
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # "Unicode text" of spreadsheets
+            return content.decode("utf-16")
         return content.decode("utf-8-sig")  # spreadsheets begin their UTF-8 files with a byte order mark
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         problems.append(Problem("bad_gzip", str(path), f"is not a whole gzip file: {error}"))
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        problems.append(Problem("bad_encoding", f"{path}:{line}", "is not UTF-8 text"))
+        problems.append(Problem("bad_encoding", f"{path}:{line}", "is not UTF-8 text; save it as CSV UTF-8"))
     return None
 
 
-def split_rows(path: Path, text: str, problems: list[Problem]) -> tuple[list[str], Iterator[Record]]:
+def split_rows(
+    path: Path, text: str, problems: list[Problem], delimiter: str = ","
+) -> tuple[list[str], Iterator[Record]]:
     """Header and rows of a CSV text; a row with another number of cells than the header is a problem."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     try:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
@@ -125,6 +130,7 @@ def missing_columns(path: Path, header: Sequence[str], required: Sequence[str]) 
             yield Problem("no_column", f"{path}:1:{name}", message)
 
 
-def _ignored(name: str, known: Sequence[str]) -> str:
+def ignored_note(name: str, known: Sequence[str]) -> str:
+    """The sentence about a column that means nothing, with the nearest name that does."""
     near = get_close_matches(name, known, 1)
     return f"column {name!r} is ignored" + (f" (is it {near[0]!r}?)" if near else "")

@@ -38,6 +38,7 @@ CHANGES = {
     "recommend accept",
     "recommend reject",
     "runs report",
+    "start",
     "token create",
     "token revoke",
     "token rotate",

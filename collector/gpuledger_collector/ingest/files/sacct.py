@@ -25,12 +25,12 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, decode
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_instant, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
-from gpuledger_collector.ingest.files.usage import add_workload
+from gpuledger_collector.ingest.files.job_table import gpus_of
+from gpuledger_collector.ingest.files.usage import WorkloadRows
 from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_common.plurals import plural
 
 _NEVER = {"", "None", "Unknown", "N/A"}
-_GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)")
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _BEGINS = re.compile(r"\d+(\+\d+|_\d+)?\|")
 _PAIR = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=\s*([^;,]*)")
@@ -113,6 +113,17 @@ FREE_FROM = COLUMNS.index("comment")
 """The first column that users fill with what they like."""
 
 
+def is_sacct(path: Path) -> bool:
+    """Whether a file begins as `read_sacct` reads it, with its columns as header or with a job. Raises OSError."""
+    text = decode(path, [])
+    first = "" if text is None else text.lstrip("\r\n").partition("\n")[0]
+    return first.count("|") >= len(COLUMNS) - 1 and (_BEGINS.match(first) is not None or _is_header(first))
+
+
+def _is_header(line: str) -> bool:
+    return tuple(line.strip().lower().split("|")) == COLUMNS
+
+
 def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARED) -> Parsed[UsageRow]:
     """Every job of the file that had GPUs, or the problems of all bad rows. `pool` None: the partition is the pool.
 
@@ -125,7 +136,7 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
     if text is None:
         return parsed
     waiting = without = 0
-    rows: dict[str, UsageRow] = {}
+    rows = WorkloadRows()
     for record in _split(path, text, parsed.problems):
         if record.cells["start"].strip() in _NEVER:
             waiting += 1
@@ -137,8 +148,8 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
         job = _Job.read(record, parsed.problems, instants)
         if job is not None:
             usage = job.usage(record, gpus, model, pool)
-            add_workload(rows, usage, f"{path}:{{}}:jobidraw", parsed)
-    parsed.rows = list(rows.values())
+            rows.add(usage, f"{path}:{record.line}:jobidraw", parsed.problems)
+    rows.finish(parsed)
     if waiting:
         parsed.notes.append(f"{plural(waiting, 'job')} not started: left out")
     if without:
@@ -175,15 +186,6 @@ def _records(text: str) -> Iterator[tuple[int, str]]:
         begun, record = line, raw
     if record:
         yield begun, record
-
-
-def gpus_of(alloc_tres: str) -> tuple[int, str]:
-    """GPUs of an AllocTRES, counted once, and their type where all are of one."""
-    # `gres/gpu=2` sums up the typed entries beside it
-    counts = {kind: int(count) for kind, count in _GPU.findall(alloc_tres)}
-    untyped = counts.pop("", None)
-    model = next(iter(counts)) if len(counts) == 1 else ""
-    return sum(counts.values()) if untyped is None else untyped, model
 
 
 def suspended_ms(text: str) -> int | None:

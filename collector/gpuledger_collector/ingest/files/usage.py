@@ -1,4 +1,4 @@
-"""The usage import CSV (design.md §3): who held how many GPUs, from when to when."""
+"""The usage import: who held how many GPUs, from when to when, of any table of jobs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import Parsed, read_records
-from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Name, Text, after, decimal, refusal
+from gpuledger_collector.config.csv_rows import Parsed, ignored_note
+from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Name, Text, after, decimal
 from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.ingest.files import job_table
+from gpuledger_collector.ingest.files.job_table import JobTable, TableOptions
 from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_common.plurals import plural
 
-TAG = "tag:"
 MAX_GPUS = 100_000
 """More in one row would not fit a day's GPU-nanoseconds into 64 bits."""
-LONG_DAYS = 30
+LONG_DAYS = 90
 """Longer usage of one workload gets a warning: a forgotten end is billed until one is imported."""
 MAX_WARNINGS = 10
 
@@ -38,6 +39,7 @@ class UsageOptions:
     pool: str = "imported"
     empty_start: int | str | None = None
     instants: Instants = DECLARED
+    table: TableOptions = dataclasses.field(default_factory=TableOptions)
 
 
 class _Usage(Row):
@@ -58,40 +60,67 @@ class _Usage(Row):
 
     blank_columns = ("start", "end")
 
-    @field_validator("gpus")
-    @classmethod
-    def _hold_some(cls, gpus: Decimal) -> Decimal:
-        if not gpus:
-            raise refusal("out_of_range", "0 is not a positive number of GPUs")
-        return gpus
-
 
 def read_usage(path: Path, options: UsageOptions) -> Parsed[UsageRow]:
     """Every row of the file, or the problems of all that are bad. Raises OSError when it cannot be opened."""
     parsed: Parsed[UsageRow] = Parsed()
-    rows: dict[str, UsageRow] = {}
-    skipped = 0
-    for record in read_records(path, _Usage, parsed, TAG):
-        has_start = bool(record.cells["start"].strip())
+    table = understand(path, options, parsed.problems)
+    if table is not None:
+        read_table_rows(table, options, parsed)
+    return parsed
+
+
+def understand(path: Path, options: UsageOptions, problems: list[Problem]) -> JobTable | None:
+    """What the columns of a file mean; None after adding what is wrong with the file as a whole. Raises OSError."""
+    known = [name for name in _Usage.cell_names() if name != "tag"]
+    return job_table.read_table(path, _Usage.needed_columns(), known, options.table, problems)
+
+
+def read_table_rows(table: JobTable, options: UsageOptions, parsed: Parsed[UsageRow]) -> None:
+    """Read every row of a table that is understood."""
+    rows = WorkloadRows()
+    skipped = without_gpu = 0
+    known = _Usage.cell_names()
+    parsed.notes.extend(ignored_note(name, known) for name in table.header if name and table.columns[name] is None)
+    for record in job_table.records(table, parsed.problems, parsed.notes):
+        has_start = bool(record.cells["start"])
         if not has_start and options.empty_start == "skip":
             skipped += 1
             continue
         usage = _Usage.read(_with_tags(record), parsed.problems, options.instants)
-        if not has_start and options.empty_start is None:
+        if not has_start and options.empty_start is None and not (usage and not usage.gpus):
             message = "is empty; --empty-start skip leaves such rows out, an instant fills them"
             parsed.problems.append(Problem("empty", f"{record.source}:start", message))
+        elif usage is not None and not usage.gpus:
+            without_gpu += 1
         elif usage is not None:
-            add_workload(rows, _usage_row(usage, record.line, options), f"{record.file}:{{}}:workload_id", parsed)
-    parsed.rows = list(rows.values())
+            rows.add(_usage_row(usage, record.line, options), f"{record.source}:workload_id", parsed.problems)
+    rows.finish(parsed)
+    parsed.problems = _by_header(parsed.problems, table)
     if skipped:
         parsed.notes.append(f"{plural(skipped, 'row')} without a start: left out (--empty-start skip)")
-    return parsed
+    if without_gpu:
+        parsed.notes.append(f"{plural(without_gpu, 'row')} without a GPU: left out")
+
+
+def _by_header(problems: Sequence[Problem], table: JobTable) -> list[Problem]:
+    """The first problem of each cell, by the name that the file gives to the column."""
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        first.setdefault(problem.source, problem)
+    renamed = []
+    for problem in first.values():
+        place, _, meaning = problem.source.rpartition(":")
+        name = table.meanings.get(meaning, meaning)
+        renamed.append(Problem(problem.code, f"{place}:{name}" if place else name, problem.message))
+    return renamed
 
 
 def _with_tags(record: Record) -> Record:
     """The record with its tag columns in one table."""
-    cells = {name: cell for name, cell in record.cells.items() if not name.startswith(TAG)}
-    tags = {name.removeprefix(TAG): cell for name, cell in record.cells.items() if name not in cells and cell.strip()}
+    tag = job_table.TAG
+    cells = {name: cell for name, cell in record.cells.items() if not name.startswith(tag)}
+    tags = {name.removeprefix(tag): cell for name, cell in record.cells.items() if name not in cells and cell}
     return Record(record.file, record.line, {**cells, "tag": tags})
 
 
@@ -102,21 +131,31 @@ def _usage_row(usage: _Usage, line: int, options: UsageOptions) -> UsageRow:
     return UsageRow(line=line, gpu_micro=int(values.pop("gpus") * MICRO), **values)
 
 
-def add_workload(rows: dict[str, UsageRow], usage: UsageRow, source: str, parsed: Parsed[UsageRow]) -> None:
-    """Keep one row of each workload; of two that differ one is bad: the one without an end, else the later one.
+class WorkloadRows:
+    """One row of each workload: the one that has ended; of two that have ended and differ the later one is bad."""
 
-    `source` is the place of the problem with `{}` for the line. A row that says the same again is ignored.
-    """
-    earlier = rows.setdefault(usage.workload_id, usage)
-    if earlier is usage or dataclasses.replace(earlier, line=usage.line) == usage:
-        return
-    bad, good = usage, earlier
-    if earlier.end_ms is None and usage.end_ms is not None:
-        bad, good = earlier, usage
-        rows[usage.workload_id] = usage
-    ended = ", where it has ended" if bad.end_ms is None and good.end_ms is not None else ""
-    message = f"{bad.workload_id!r} stands with other values on line {good.line}{ended}"
-    parsed.problems.append(Problem("double_workload", source.format(bad.line), message))
+    def __init__(self) -> None:
+        self._rows: dict[str, UsageRow] = {}
+        self._ended = 0
+
+    def add(self, usage: UsageRow, source: str, problems: list[Problem]) -> None:
+        """Keep the row unless a better one is known. `source`: the place of a problem; the same row again is none."""
+        earlier = self._rows.setdefault(usage.workload_id, usage)
+        if earlier is usage or dataclasses.replace(earlier, line=usage.line) == usage:
+            return
+        if (earlier.end_ms is None) != (usage.end_ms is None):
+            self._ended += 1
+            self._rows[usage.workload_id] = usage if earlier.end_ms is None else earlier
+            return
+        message = f"{usage.workload_id!r} stands with other values on line {earlier.line}"
+        problems.append(Problem("double_workload", source, message))
+
+    def finish(self, parsed: Parsed[UsageRow]) -> None:
+        """Hand over the rows, and a note on those that were settled."""
+        parsed.rows = list(self._rows.values())
+        if self._ended:
+            rows = plural(self._ended, "row")
+            parsed.notes.append(f"{rows} without an end of workloads that have ended on another row: left out")
 
 
 def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, list[str]]:

@@ -1,0 +1,194 @@
+"""gpuledger start: from a file of jobs to the bill in one command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from gpuledger_collector import serving
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.cli import imports, options
+from gpuledger_collector.cli.chargeback import report_text
+from gpuledger_collector.cli.common import new_app, refuse
+from gpuledger_collector.cli.output import Column, table_text, terminal_width
+from gpuledger_collector.cli.progress import busy
+from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
+from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.config.csv_rows import Parsed
+from gpuledger_collector.config.model import Record
+from gpuledger_collector.config.prices import DeclaredPrice
+from gpuledger_collector.ingest.files.job_table import JobTable, TableOptions
+from gpuledger_collector.ingest.files.sacct import is_sacct, read_sacct
+from gpuledger_collector.ingest.files.usage import UsageOptions, read_table_rows, understand
+from gpuledger_collector.services.chargeback import chargeback_notes, read_chargeback
+from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.ledger.rows import UsageRow
+from gpuledger_collector.wiring import now
+from gpuledger_common.plurals import plural
+
+app = new_app()
+SAMPLES = 3
+"""Rows of the file that are shown beside what its columns mean."""
+RATED_SINCE = "2000-01-01"
+"""From when `--rate` holds: before any usage that can be imported."""
+DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+@app.command(epilog="Example: gpuledger start jobs.csv --rate 2.50 --zone Europe/Berlin")
+def start(
+    file: Annotated[
+        Path, Argument(metavar="FILE", help="A table of jobs in any delimiter, or what sacct prints; .gz as well.")
+    ],
+    rate: Annotated[
+        str | None, Option("--rate", help="Money per GPU-hour where the price book has no rate; else hours alone.")
+    ] = None,
+    currency: Annotated[str, Option("--currency", help="ISO 4217 code of --rate.")] = "USD",
+    pool: Annotated[str, Option("--pool", help="Pool of rows that name none.")] = "imported",
+    zone: imports.Zone = None,
+    dates: imports.Dates = None,
+    column: imports.ColumnNames = None,
+    skip_bad: imports.SkipBad = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Import without being asked.")] = False,
+    serve: Annotated[bool, Option("--serve", help="Keep the pages up afterwards, until Ctrl-C.")] = False,
+    dry_run: options.DryRun = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Make a bill of a file of jobs: show what its columns mean, import it, and say who pays for what.
+
+    What can be read in two ways is refused with the option that settles it. The same file twice changes nothing.
+    """
+    if str(file).startswith(("http:/", "https:/")):
+        refuse(
+            f"{file} is no file; a Prometheus is billed by remote write; docs/guides/no-agent.md has the three lines"
+        )
+    price = None if rate is None else _price(rate, currency)
+    parsed = _read(file, imports.pool_name(pool), imports.table_options(zone, dates, column), skip_bad)
+    if not dry_run and not yes:
+        _ask(f"Import {plural(len(parsed.rows), 'workload')}?")
+    with open_session(dsn, config) as session:
+        if price is not None:
+            _set_price(session, price, dry_run)
+        print(imports.import_usage(session, file, parsed, dry_run))
+        if not dry_run:
+            _print_bill(session, parsed.rows)
+    if serve and not dry_run:
+        serving.serve(load_settings(config, dsn), lambda sentence: print(sentence, flush=True))
+
+
+def _read(file: Path, pool: str, table_options: TableOptions, skip_bad: bool) -> Parsed[UsageRow]:
+    """The workloads of a file, after saying how it was understood."""
+    instants = imports.instants(any_instant=False)
+    if is_sacct(file):
+        with busy(f"reading {file.name}"):
+            parsed = read_sacct(file, None if pool == "imported" else pool, instants)
+        say(f"{file}: what sacct prints, {plural(len(parsed.rows), 'job')} with GPUs")
+    else:
+        parsed = Parsed()
+        usage_options = UsageOptions(pool, None, instants, table_options)
+        with busy(f"reading {file.name}"):
+            table = understand(file, usage_options, parsed.problems)
+            if table is not None:
+                read_table_rows(table, usage_options, parsed)
+        if table is not None:
+            _show(table)
+            # The table says which columns are ignored.
+            parsed.notes = [note for note in parsed.notes if not note.startswith("column ")]
+    imports.refuse_bad(file, parsed, skip_bad)
+    if not parsed.rows:
+        refuse(f"{file}: no row holds a GPU, nothing was imported")
+    return parsed
+
+
+def _show(table: JobTable) -> None:
+    """Print each column of the file, what it means, and the first rows."""
+    facts = [
+        f"columns separated by {DELIMITER_NAMES[table.delimiter]}",
+        plural(len(table.records), "row"),
+        *(
+            [f"the {'day' if table.day_first else 'month'} stands first in dates"]
+            if table.day_first is not None
+            else []
+        ),
+        *([f"times without a zone are those of {table.zone.key}"] if table.zone is not None else []),
+    ]
+    say(f"{table.path}: {', '.join(facts)}")
+    samples = table.records[:SAMPLES]
+    columns = [
+        Column("column"),
+        Column("means"),
+        *(Column(str(record.line), f"line {record.line}") for record in samples),
+    ]
+    rows = [
+        {
+            "column": name,
+            "means": meaning or "(ignored)",
+            **{str(record.line): record.cells[name].strip() for record in samples},
+        }
+        for name, meaning in table.columns.items()
+    ]
+    sys.stdout.write(table_text(columns, rows, terminal_width()))
+
+
+def _ask(question: str) -> None:
+    """Go on only when the person at the terminal says so; a script says --yes."""
+    if not sys.stdin.isatty():
+        refuse("--yes imports without being asked; --dry-run shows what would change")
+    if not typer.confirm(question, default=True, err=True):
+        refuse("nothing was imported")
+
+
+def _price(rate: str, currency: str) -> Price:
+    cells = {
+        "pool": "",
+        "gpu_model": "",
+        "purchase": "on_demand",
+        "rate_per_gpu_hour": rate,
+        "currency": currency,
+        "effective_from": RATED_SINCE,
+    }
+    problems: list[Problem] = []
+    declared: list[Price] = DeclaredPrice.collect([Record("start", 1, cells)], problems)
+    names = {"rate_per_gpu_hour": "--rate", "currency": "--currency"}
+    if problems:
+        refuse("; ".join(f"{names[problem.source.rsplit(':', 1)[1]]}: {problem.message}" for problem in problems))
+    return declared[0]
+
+
+def _set_price(session: Session, price: Price, dry_run: bool) -> None:
+    """Put the rate into the price book; more specific rates of the book go before it."""
+    try:
+        with session.database.transaction(dry_run=dry_run) as connection:
+            prices.add(connection, [price], now())
+    except prices.CurrencyChanged as error:
+        refuse("; ".join(f"--currency: {problem.message}" for problem in error.problems))
+
+
+def _print_bill(session: Session, rows: Sequence[UsageRow]) -> None:
+    """Print the bill of the days that the rows touch, by the highest level of the owner tree that they name."""
+    calendar, now_ms = session.calendar, clock_ms()
+    first_ms = min(row.start_ms for row in rows)
+    last_ms = max(now_ms if row.end_ms is None else row.end_ms for row in rows)
+    period = Period(calendar.day_of(first_ms).start_ms, calendar.day_of(max(first_ms, last_ms - 1)).end_ms)
+    session.rate(period)
+    tagged = {name for row in rows for name in row.tags}
+    level = next((level for level in LEVELS if level in tagged), "user" if any(row.user for row in rows) else "pool")
+    with session.database.transaction(read_only=True) as connection:
+        bill = read_chargeback(connection, period, (level,), now_ms).report
+        notes = chargeback_notes(connection, period, now_ms, bill)
+    days = f"--from {calendar.date_of(period.start_ms)} --to {calendar.date_of(period.end_ms)}"
+    print()
+    say(f"gpuledger chargeback {days} --by {level}")
+    sys.stdout.write(report_text(bill, period, options.Format.table, notes, terminal_width()))
+    for note in notes:
+        say(f"gpuledger: {note}", error=True)
+    if bill.unpriced:
+        say("gpuledger: some usage has no rate; --rate 2.50, or gpuledger prices set, gives it one", error=True)
