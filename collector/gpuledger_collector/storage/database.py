@@ -26,13 +26,15 @@ SUPPORTED = range(15, 19)
 SESSION = (
     "-c timezone=UTC -c statement_timeout=600000 -c idle_in_transaction_session_timeout=600000"
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
-    " -c plan_cache_mode=force_custom_plan"
+    " -c plan_cache_mode=force_custom_plan -c citus.multi_shard_modify_mode=sequential"
 )
 """Options of every session.
 
 With these keepalives the server notices within 25 s that a client's machine is gone and releases its locks (the
 leadership among them). A generic plan would lock every partition before it knows which ones it needs, so prepared
-statements are planned anew for their values.
+statements are planned anew for their values. Citus refuses to write a reference table (a node's heartbeat) in a
+transaction that wrote a distributed one over several connections to a worker, so it opens one; without Citus that
+setting means nothing.
 """
 SORT_MEMORY = "64MB"
 """Memory for sorts and hashes of reads: a month of a large team is aggregated without temporary files."""

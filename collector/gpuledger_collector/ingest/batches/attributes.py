@@ -385,7 +385,7 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
             model = excluded.model, mig_instance = excluded.mig_instance,
             gpu_micro = excluded.gpu_micro, memory_bytes = coalesce(excluded.memory_bytes, old.memory_bytes),
             gpu_index = excluded.gpu_index, health = excluded.health, health_cause = excluded.health_cause,
-            last_seen_at = now()
+            last_seen_at = excluded.last_seen_at
         """,
         [[getattr(record, name) for record in records] for name in (*fields, "health_cause")],
     )
@@ -406,7 +406,7 @@ def write_workloads(connection: Connection, entries: list[_Entry], now: dt.datet
             AS new (key, kind, id, user_name, account, name, tags)
         ON CONFLICT (key) DO UPDATE SET
             user_name = coalesce(excluded.user_name, old.user_name), account = coalesce(excluded.account, old.account),
-            name = coalesce(excluded.name, old.name), tags = excluded.tags, last_seen_at = now()
+            name = coalesce(excluded.name, old.name), tags = excluded.tags, last_seen_at = excluded.last_seen_at
         """,
         (
             now,

@@ -188,13 +188,13 @@ def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
 
 def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:
     """Mark the days between two instants, from the first day that has any capacity or imported usage on."""
+    row = connection.execute(
+        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))"
+    ).fetchone()
+    if row is None or row[0] is None:
+        return 0
+    first_day_ms = max(first_ms, row[0]) // DAY_MS * DAY_MS
     return connection.execute(
-        """
-        INSERT INTO day_recompute (day_ms) SELECT day_ms FROM (
-            SELECT greatest(%(first)s::bigint, least(
-                (SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))) AS at_ms
-            WHERE EXISTS (SELECT FROM capacity) OR EXISTS (SELECT FROM imported_usage)
-        ) AS first_evidence, generate_series(at_ms - at_ms %% %(day)s, %(last)s::bigint, %(day)s) AS day_ms
-        """,
-        {"first": first_ms, "last": last_ms, "day": DAY_MS},
+        "INSERT INTO day_recompute (day_ms) SELECT generate_series(%s::bigint, %s::bigint, %s)",
+        (first_day_ms, last_ms, DAY_MS),
     ).rowcount

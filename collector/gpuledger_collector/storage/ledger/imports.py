@@ -166,19 +166,20 @@ def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before
     with connection.cursor().copy(sql.SQL("COPY incoming_sample ({}) FROM STDIN").format(columns)) as copy:
         for row in rows:
             copy.write_row((ids[row.uuid], row.at_ms, *(row.values.get(name) for name in names)))
-    hours = {(ids[row.uuid], row.at_ms - row.at_ms % HOUR_MS) for row in rows}
-    # Instants that are packed already count as existing.
-    packed = (
-        "SELECT accelerator_id, at_ms FROM packed_sample" if archive.unpack_hours(connection, sorted(hours)) else ""
+    # In a table of its own, because Citus joins no distributed table to incoming_sample.
+    connection.execute(
+        "CREATE TEMP TABLE known_sample ON COMMIT DROP AS SELECT accelerator_id, at_ms FROM gpu_sample "
+        "WHERE accelerator_id = ANY(%s) AND at_ms >= %s AND at_ms <= %s",
+        (list(ids.values()), min((row.at_ms for row in rows), default=0), max((row.at_ms for row in rows), default=0)),
     )
+    hours = {(ids[row.uuid], row.at_ms - row.at_ms % HOUR_MS) for row in rows}
+    if archive.unpack_hours(connection, sorted(hours)):  # instants that are packed count as existing
+        connection.execute("INSERT INTO known_sample SELECT accelerator_id, at_ms FROM packed_sample")
     added = connection.execute(
         sql.SQL(
             "INSERT INTO gpu_sample ({columns}) SELECT {columns} FROM incoming_sample i WHERE NOT EXISTS ("
-            "SELECT FROM gpu_sample s WHERE s.accelerator_id = i.accelerator_id AND s.at_ms = i.at_ms "
-            "AND s.at_ms >= %s AND s.at_ms <= %s)"
-            + (f" AND (i.accelerator_id, i.at_ms) NOT IN ({packed})" if packed else "")
-        ).format(columns=columns),
-        (min((row.at_ms for row in rows), default=0), max((row.at_ms for row in rows), default=0)),
+            "SELECT FROM known_sample k WHERE k.accelerator_id = i.accelerator_id AND k.at_ms = i.at_ms)"
+        ).format(columns=columns)
     ).rowcount
     connection.execute(
         "INSERT INTO hour_recompute (accelerator_id, hour_ms) "

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.plurals import plural
 
 COLUMN = "accelerator_id"
 DISTRIBUTED = ("gpu_sample", "usage_interval", "gpu_minute", "usage_hour", "gpu_state", "gpu_latest", "sample_archive")
 """In this order: the first one sets the number of shards, the others are colocated with it."""
-REFERENCE = ("node", "accelerator", "workload")
-"""Names and models, replicated to every worker."""
+REFERENCE = ("node", "accelerator", "workload", "accelerator_attributes", "workload_attributes", "capacity")
+"""What the distributed tables are joined to, replicated to every worker; tables after those that they refer to."""
 SHARDS = 32
 """Citus' own default; a cluster can have as many workers as that."""
+
+
+WORKER_WAIT = "3s"
+"""How long a worker may take to answer before it counts as unreachable."""
 
 
 class NotDistributable(StorageError):
@@ -63,6 +68,29 @@ def has_citus(connection: Connection) -> bool:
     return connection.execute("SELECT FROM pg_extension WHERE extname = 'citus'").fetchone() is not None
 
 
+def size_function(connection: Connection) -> str:
+    """Name the function that returns the bytes of a table with its indexes, wherever they are."""
+    return "citus_total_relation_size" if DISTRIBUTED[0] in _distributed(connection) else "pg_total_relation_size"
+
+
+def worker_problem(connection: Connection) -> str | None:
+    """Name the workers that do not answer the coordinator, in a sentence; None when all do, and without Citus."""
+    if not has_citus(connection):
+        return None
+    connection.execute(f"SET citus.node_connection_timeout = '{WORKER_WAIT}'")
+    rows = connection.execute(
+        "SELECT nodename || ':' || nodeport FROM pg_dist_node WHERE groupid <> 0 AND noderole = 'primary'"
+        " AND NOT citus_check_connection_to_node(nodename, nodeport) ORDER BY 1"
+    )
+    silent = [str(row[0]) for row in rows]
+    if not silent:
+        return None
+    return (
+        f"{plural(len(silent), 'Citus worker')} cannot be reached by the coordinator: {', '.join(silent)}; "
+        "batches stay on their nodes meanwhile"
+    )
+
+
 def violations(connection: Connection) -> list[str]:
     """List what Citus would refuse in the schema: keys without the column, triggers, foreign keys."""
     keys = connection.execute(
@@ -98,4 +126,8 @@ def _distributed(connection: Connection) -> set[str]:
     """Tables that Citus already distributes or replicates."""
     if not has_citus(connection):
         return set()
-    return {str(row[0]) for row in connection.execute("SELECT logicalrelid::text FROM pg_dist_partition")}
+    # A table with a foreign key to a replicated one is listed as well: it has one shard, on the coordinator.
+    rows = connection.execute(
+        "SELECT logicalrelid::text FROM pg_dist_partition WHERE partmethod <> 'n' OR repmodel = 't'"
+    )
+    return {str(row[0]) for row in rows}

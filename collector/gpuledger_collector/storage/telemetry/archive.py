@@ -23,6 +23,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.server import distribution
 from gpuledger_collector.storage.telemetry import day_rows
 from gpuledger_collector.storage.telemetry.day_rows import DayRows
 from gpuledger_collector.storage.telemetry.sample_codec import Array, Column, DamagedBlob, Readings, pack, same, unpack
@@ -230,7 +231,8 @@ def _size(connection: Connection, part: DayRows) -> tuple[dict[int, int], int]:
     """Rows of each accelerator on a day, and the bytes of the partition."""
     counts = sql.SQL("SELECT accelerator_id, count(*) FROM {} WHERE {} GROUP BY 1").format(part.table, part.condition)
     row_counts = {int(row[0]): int(row[1]) for row in connection.execute(counts)}
-    row = connection.execute("SELECT pg_total_relation_size(%s::regclass)", (part.partition.name,)).fetchone()
+    size = f"SELECT {distribution.size_function(connection)}(%s::regclass)"
+    row = connection.execute(size.encode(), (part.partition.name,)).fetchone()
     assert row is not None
     return row_counts, int(row[0])
 

@@ -81,9 +81,10 @@ def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, i
     if not pairs:
         return set()
     rows = connection.execute(
-        "SELECT p.a, p.w FROM unnest(%s::bigint[], %s::bigint[]) AS p (a, w) WHERE EXISTS (SELECT FROM usage_hour u "
-        "WHERE u.accelerator_id = p.a AND u.workload_id = p.w AND u.state = 'held' AND u.hour_ms < %s "
-        "AND u.busy_ms > 0)",
+        "SELECT DISTINCT u.accelerator_id, u.workload_id FROM usage_hour u "
+        "JOIN unnest(%s::bigint[], %s::bigint[]) AS p (accelerator_id, workload_id) "
+        "ON u.accelerator_id = p.accelerator_id AND u.workload_id = p.workload_id "
+        "WHERE u.state = 'held' AND u.hour_ms < %s AND u.busy_ms > 0",
         ([pair[0] for pair in pairs], [pair[1] for pair in pairs], at_ms),
     )
     return {(int(row[0]), int(row[1])) for row in rows}

@@ -18,6 +18,7 @@ from psycopg import sql
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.server import distribution
 
 PARTITIONED = {"gpu_sample": "at_ms", "usage_interval": "start_ms"}
 """Partitioned tables and their key."""
@@ -155,8 +156,8 @@ def _missing(connection: Connection, table: str, days: list[int], coarse_before_
 def listing(connection: Connection) -> list[Partition]:
     """Every partition with its size, by table and time."""
     rows = connection.execute(
-        """
-        SELECT parent.relname, child.relname, pg_total_relation_size(child.oid)
+        f"""
+        SELECT parent.relname, child.relname, {distribution.size_function(connection)}(child.oid::regclass)
         FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid JOIN pg_class parent ON parent.oid = inhparent
         WHERE parent.relname = ANY(%s) AND child.relkind = 'r' ORDER BY 1, 2
         """,
