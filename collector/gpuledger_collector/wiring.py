@@ -281,13 +281,17 @@ def reader_watch(opened: Database) -> ReaderWatch:
 
 def readiness_problems(opened: Database) -> str | None:
     """Return what keeps the database from taking batches, in a sentence; None when nothing does."""
+    import psycopg
+
     from gpuledger_collector.storage.errors import StorageError
+    from gpuledger_collector.storage.server import distribution
 
     try:
         _require_current(opened.dsn)
-    except StorageError as error:
-        return str(error)
-    return None
+        with opened.connect() as connection:
+            return distribution.worker_problem(connection)
+    except (StorageError, psycopg.Error) as error:
+        return str(error).strip().partition("\n")[0]
 
 
 def count_partitions(opened: Database) -> int:

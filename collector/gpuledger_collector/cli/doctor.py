@@ -21,6 +21,7 @@ from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access import readers, row_level_security
 from gpuledger_collector.storage.ledger.health import LedgerHealth, read_declarations, read_health
+from gpuledger_collector.storage.server import distribution
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.plurals import plural
 
@@ -61,6 +62,10 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
     """What the database shows. Raises what a database that cannot be reached raises."""
     with open_database(dsn, config) as database:
         now_ms = clock_ms()
+        with database.connect() as connection:
+            if problem := distribution.worker_problem(connection):
+                # Nothing that reads evidence has an answer until then.
+                return [bad("workers", problem, "start Postgres there; docs/scale.md says how a worker is replaced")]
         with database.transaction() as connection:
             version = connection.info.parameter_status("server_version") or ""
             seen = read_health(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
