@@ -14,7 +14,7 @@ from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import to_minute
 from gpuledger_collector.cli.common import end_with, new_app, time_range
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number
-from gpuledger_collector.cli.series_files import SeriesFile, read_series
+from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.insight.anomalies import Detection, detect, group_episodes
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
@@ -81,6 +81,8 @@ def anomalies(
     """
     asked = time_range(period, start, end, days)
     if series is not None:
+        from gpuledger_collector.cli.read_series import read_series  # pandas takes a third of a second
+
         print_series(read_series(series), form)
         return
     with open_session(dsn, config) as session:

@@ -19,7 +19,7 @@ from gpuledger_collector.cli.amounts import minor_amount
 from gpuledger_collector.cli.common import duration_ms, end_with, new_app, owner_levels, refuse, require_level
 from gpuledger_collector.cli.ledger_demand import read_demand
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
-from gpuledger_collector.cli.series_files import SeriesFile, read_series
+from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.insight.forecast import MODELS, Forecast, Workloads, settings_for
@@ -121,6 +121,8 @@ def forecast(
         refuse(f"--step: {step!r} is neither 5m nor 1h")
     workloads: Mapping[str, Workloads] = {}
     if series is not None:
+        from gpuledger_collector.cli.read_series import read_series  # pandas takes a third of a second
+
         file = read_series(series)
     else:
         file, workloads = read_demand(dsn, config, group, only, step_ms)

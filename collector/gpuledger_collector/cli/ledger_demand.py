@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
 from gpuledger_collector.cli.common import FINDINGS, refuse
-from gpuledger_collector.cli.series_files import SeriesFile
+from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.insight.forecast import Workloads
 from gpuledger_collector.insight.series import Ints

@@ -13,7 +13,6 @@ from gpuledger_collector.cli.common import duration_ms, end_with, new_app, refus
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
 from gpuledger_collector.cli.progress import busy
 from gpuledger_collector.cli.scale_pools import open_pools, print_backtest
-from gpuledger_collector.cli.series_files import read_series
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.scaling import COLUMNS as DECISION_NAMES
@@ -223,6 +222,8 @@ def backtest(
         return
     if file is None or pool is not None:
         refuse("name a FILE, or a pool with --pool" if pool is None else "--pool: name a FILE or a pool, not both")
+    from gpuledger_collector.cli.read_series import read_series  # pandas takes a third of a second
+
     series = resample(read_series(file, "demand", named=False).series[0], step_ms)
     try:
         scenario = ScalingScenario(lead_ms or DEFAULT_LEAD_MS, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,15 @@ def test_the_contract_of_the_csv(call, tmp_path, write_at, first):
     assert rows[1][:2] == [first, "a"]
     numbers = [[float(cell) for cell in row[3:]] for row in rows[1:]]
     assert all(row == sorted(row) and row[0] >= 0 for row in numbers)
+
+
+def test_standard_input_is_read_as_a_file_is(call, tmp_path, monkeypatch):
+    """`-` is standard input; a byte order mark at its beginning is no part of the header."""
+    path = write(tmp_path / "s.csv", week(lambda at: at.isoformat()))
+    options = ("--horizon", "3h", "--format", "csv")
+    piped = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + Path(path).read_bytes()))
+    monkeypatch.setattr("sys.stdin", piped)
+    assert call("forecast", "--series", "-", *options) == call("forecast", "--series", path, *options)
 
 
 def test_each_series_goes_on_from_its_own_end(call, tmp_path):

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,20 +15,12 @@ import pandas as pd
 
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli.common import refuse
+from gpuledger_collector.cli.series_file import SeriesFile, WriteInstants
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.insight.series import Ints, Series, series_of
+from gpuledger_collector.insight.series import Ints, series_of
 
 SHOWN = 10
 DAY_MS = 86_400_000
-WriteInstants = Callable[[Ints], list[str]]
-
-
-@dataclass(frozen=True)
-class SeriesFile:
-    """The series of a file and how to write an instant as the file does."""
-
-    series: list[Series]
-    write_instants: WriteInstants
 
 
 def read_series(path: str, value: str = "value", step_ms: int | None = None, *, named: bool = True) -> SeriesFile:
@@ -76,7 +67,7 @@ def _problem(path: str, row: int, column: str, message: str) -> Problem:
 
 def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
     """These columns as text; a line of the file is its row plus two."""
-    source: Any = sys.stdin if path == "-" else path
+    source: Any = sys.stdin.buffer if path == "-" else path
     try:
         # As text, with blank lines and without pandas' words for missing values: a row's number stays its line's, and
         # `NA` is refused instead of becoming a gap.
