@@ -20,6 +20,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.faults import sentence
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
@@ -163,7 +164,7 @@ class Schedule:
             outcome, detail = "unavailable", str(error).partition("\n")[0]
             log.warning("job %s could not run: %s", job.name, detail)
         except Exception as error:  # the next run may succeed, and other jobs must run
-            outcome, detail = "failed", f"{type(error).__name__}: {error}"
+            outcome, detail = "failed", sentence(error)
             log.exception("job %s failed", job.name)
         self._record_end(run_id, outcome, detail)
         self._metrics.job_runs.labels(job=job.name, outcome=outcome).inc()

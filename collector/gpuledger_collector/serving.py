@@ -13,24 +13,22 @@ import resource
 import signal
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 
-import structlog
 import uvicorn
 
 from gpuledger_collector import scheduled_jobs, wiring
 from gpuledger_collector.api.auth.keys import FileTokens
 from gpuledger_collector.api.limits import bounded_protocol
+from gpuledger_collector.logs import configure_logging
 from gpuledger_collector.schedule import Schedule
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.wiring import Collector
-from gpuledger_common.escapes import escape_text
 from gpuledger_common.settings import SettingsError
 from gpuledger_common.systemd import notify
 
@@ -202,38 +200,3 @@ def reload_tokens(settings: Settings, parts: Collector) -> None:
         log.info("the files of tokens were read again")
     except SettingsError as error:
         log.error("the old tokens stay in force: %s", error)  # noqa: TRY400 - the sentence says it all
-
-
-def escaped(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Escape invisible characters, so that a record is one line; lines of a traceback are indented below it."""
-    for name, value in event.items():
-        if name in {"exception", "stack"}:
-            event[name] = "\n".join(f"    {escape_text(line)}" for line in str(value).split("\n"))
-        elif isinstance(value, str):
-            event[name] = escape_text(value)
-    return event
-
-
-def configure_logging(settings: Settings) -> None:
-    """Send log lines of all libraries through structlog to standard error."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    as_json = settings.log_format == "json"
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
-    lines = [] if as_json else [escaped]
-    last: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, *lines, renderer]
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
-        )
-    )
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
-    for chatty in ("apscheduler", "alembic", "uvicorn"):
-        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -103,7 +103,6 @@ def router(remote: RemoteIntake) -> APIRouter:
         except OverQuota as error:
             outcome = Outcome(503, text=str(error), wait_s=error.retry_after)
         except (psycopg.DataError, psycopg.IntegrityError):
-            log.exception("the database refuses a request of remote write")
             outcome = Outcome(400, text="the database refuses these samples")
         except Exception:
             log.exception("unexpected error while handling a request of remote write")

@@ -27,11 +27,11 @@ from gpuledger_collector.cli import build
 from gpuledger_collector.config import toml
 from gpuledger_collector.export import beancount, html, plots
 from gpuledger_collector.export.cells import rows_as
+from gpuledger_collector.logs import escaped
 from gpuledger_collector.notifications import budget_mail, digest_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.notifications.webhooks import WebhookTransport
-from gpuledger_collector.serving import escaped
 from gpuledger_collector.storage.notifications.delivery_rules import Digest
 from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_common.escapes import escape_lines, escape_text, neutral

@@ -21,6 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 import psycopg
 
+from gpuledger_collector.faults import sentence
 from gpuledger_collector.ingest.batches.attributes import Connection
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,10 @@ class Unavailable(Exception):
     permanent = False
 
 
+class WriteFailed(Unavailable):
+    """The collector failed to write the batch, for a reason that is in its log; it may be sent again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much may wait, and how much goes into one transaction."""
@@ -162,7 +167,7 @@ class GroupCommit(Generic[B, A]):
             thread.start()
 
     def submit(self, batch: B) -> asyncio.Future[A]:
-        """Queue a batch; the future gets the answer after COMMIT, or Unavailable, or psycopg.Error for a poison batch.
+        """Queue a batch; the future gets the answer after COMMIT, or Unavailable, or what the database refuses it for.
 
         Call it in the event loop, always the same one. Raises Unavailable when the queue is full or closed.
         """
@@ -309,7 +314,8 @@ class GroupCommit(Generic[B, A]):
         except Exception as error:  # a poison batch must not fail its neighbors: write each alone
             # Also empty the caches: they may be what the statement failed on, as after a restored database.
             connection = self._reset_store(connection)
-            log.info("a group of %d batches failed (%s) and is written one by one", len(group), error)
+            if len(group) > 1:
+                log.info("a group of %d batches failed and is written one by one: %s", len(group), sentence(error))
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
             return connection
@@ -345,7 +351,9 @@ class GroupCommit(Generic[B, A]):
         except Exception as error:
             connection = self._reset_store(connection)
             log.exception("batch %s cannot be written", waiting.batch.key)
-            _deliver([(waiting, error)])
+            is_refused = isinstance(error, psycopg.DataError | psycopg.IntegrityError)
+            failure = error if is_refused else WriteFailed("internal error; see the collector's log")
+            _deliver([(waiting, failure)])
             return connection
         self._failing = False
         _deliver([(waiting, answer)])
