@@ -106,6 +106,15 @@ def apart(name: str) -> str:
     return f"CASE WHEN {OWN} THEN {name} ELSE 'correction of ' || l.correction_of END"
 
 
+ACTIVITY_COSTS = """LATERAL (
+        SELECT l.cost_micro - coalesce(l.idle_cost_micro, 0) AS rest,
+            l.unknown_ns::numeric / nullif(l.busy_ns + l.unknown_ns, 0) AS unknown
+    ) part, LATERAL (VALUES
+        ('busy', part.rest * (1 - coalesce(part.unknown, 0))),
+        ('idle', l.idle_cost_micro),
+        ('activity unknown', part.rest * coalesce(part.unknown, 0))) s (name, cost)"""
+"""A held line's cost by activity. What is no idle cost is divided by time: what nobody knows is not busy."""
+
 ACCELERATORS = """
     SELECT a.id, a.uuid, a.model, a.gpu_index, a.gpu_micro, a.memory_bytes, a.health, a.health_cause, c.pool,
         n.name AS node

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dashboards.grafana import (
+    BLUE,
     COUNT,
+    EXACT,
     GREEN,
-    HOURS,
-    MONEY,
     ORANGE,
     RATIO,
+    SKY,
     VERMILION,
     Board,
     Panel,
+    band,
     chosen,
+    color,
     column,
     link,
     series,
@@ -20,22 +23,40 @@ from dashboards.grafana import (
     table,
 )
 from dashboards.sql import (
+    ACTIVITY_COSTS,
     CHARGES,
     CORRECTION,
     CURRENCY,
     DAY_MS,
-    DAY_TIME,
     FROM_MS,
     GPU_HOUR_NS,
     MICRO,
     OWN,
     TO_MS,
-    apart,
     between,
     currency,
     datasource,
+    date,
+    drawn,
+    errors,
 )
 
+OFFERS = 500
+OFFERED = f"""
+    WITH held AS (
+        SELECT l.id, (SELECT sum(c.gpu_ns) FROM charge c WHERE c.workload_id = l.id) AS gpu_ns
+        FROM (SELECT DISTINCT workload_id AS id FROM gpu_latest WHERE state = 'held' AND workload_id IS NOT NULL) l
+    ), offered AS (
+        SELECT id, gpu_ns FROM held UNION ALL (SELECT w.id, NULL FROM workload w
+            WHERE NOT EXISTS (SELECT FROM held WHERE held.id = w.id) ORDER BY w.id DESC LIMIT {OFFERS})
+    )
+    SELECT w.key AS __value, concat_ws(' · ', nullif(w.name, ''), nullif(w.user_name, ''), w.key) AS __text
+    FROM offered JOIN workload w USING (id) ORDER BY offered.gpu_ns DESC NULLS LAST, w.id DESC LIMIT {OFFERS}
+"""
+"""Those that run now, the most GPU-hours first, then the newest: the first one fills every panel.
+
+An address may name an older one, so the list is not asked for again when the range changes.
+"""
 MINE = "JOIN workload w ON w.id = l.workload_id AND w.key = ${workload:sqlstring}"
 LONGEST_DAY_MS = DAY_MS + 3_600_000
 RANGE = f"l.day_ms > {FROM_MS} - {LONGEST_DAY_MS} AND l.day_ms < {TO_MS}"
@@ -46,11 +67,13 @@ HOURS_HELD = f"""
             SELECT l.accelerator_id, l.workload_id, l.day_ms FROM charge l {MINE} WHERE {RANGE} GROUP BY 1, 2, 3) days
         JOIN usage_hour u ON u.accelerator_id = days.accelerator_id AND u.workload_id = days.workload_id
             AND u.hour_ms >= days.day_ms AND u.hour_ms < days.day_ms + {LONGEST_DAY_MS}
-        WHERE {between("u.hour_ms")}
+        WHERE u.hour_ms > {FROM_MS} - 3600000 AND u.hour_ms < {TO_MS}
     )
 """
 """The hours in which it held each accelerator."""
-TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node}"),)
+TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=("datasource",)),)
+DAY_OR_START = f'greatest({drawn(date("l.day_ms"))}, to_timestamp({FROM_MS} / 1000)) AS "time"'
+"""A day's midnight; of the first day, where the range begins, which may be an instant of that day."""
 
 
 def profile(title: str, description: str, name: str, unit: str, top: float | None = None) -> Panel:
@@ -61,12 +84,21 @@ def profile(title: str, description: str, name: str, unit: str, top: float | Non
                 avg(m.{name}) AS value
             FROM held JOIN gpu_minute m ON m.accelerator_id = held.accelerator_id
                 AND m.minute_ms >= held.hour_ms AND m.minute_ms < held.hour_ms + 3600000
-            WHERE m.{name} IS NOT NULL GROUP BY 1, 2
+            WHERE m.{name} IS NOT NULL AND {between("m.minute_ms")} GROUP BY 1, 2
         )
         SELECT at AS "time", avg(value) AS mean, min(value) AS "lowest GPU", max(value) AS "highest GPU"
         FROM gpu GROUP BY 1 ORDER BY 1
     """
-    return series(title, description, query, unit, width=8, interval="1m", limits=(0, top))
+    return series(
+        title,
+        description,
+        query,
+        unit,
+        width=8,
+        interval="1m",
+        limits=(0, top),
+        overrides=(color("mean", BLUE), *band("lowest GPU", "highest GPU", SKY)),
+    )
 
 
 BOARD = Board(
@@ -76,7 +108,7 @@ BOARD = Board(
     (
         datasource(),
         currency(),
-        chosen("workload", "Workload", "SELECT key FROM workload ORDER BY id DESC LIMIT 500", many=False),
+        chosen("workload", "Workload", OFFERED, many=False, on_range=False),
     ),
     (
         (
@@ -86,7 +118,7 @@ BOARD = Board(
                     "Cost ($currency)",
                     "Charges of the days that the range touches.",
                     f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} WHERE {RANGE} AND {CURRENCY}",
-                    MONEY,
+                    EXACT,
                     decimals=2,
                 ),
                 stat(
@@ -94,14 +126,14 @@ BOARD = Board(
                     "The part paid for GPUs that did nothing.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} "
                     f"WHERE {RANGE} AND {CURRENCY}",
-                    MONEY,
+                    EXACT,
                     decimals=2,
                 ),
                 stat(
                     "GPU-hours",
                     "Held, busy or not.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {CHARGES} l {MINE} WHERE {RANGE} AND {OWN}",
-                    HOURS,
+                    EXACT,
                     decimals=1,
                 ),
                 stat(
@@ -137,27 +169,32 @@ BOARD = Board(
                     "Its names and tags, and who is charged for it.",
                     f"""
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.kind, w.user_name AS "user",
-                      w.account, w.tags::text AS tags, o.team, o.project,
+                      w.account,
+                      (SELECT string_agg(t.key || '=' || t.value, ', ' ORDER BY t.key)
+                          FROM jsonb_each_text(w.tags) t) AS tags, o.team, o.project,
                       min(to_timestamp(l.start_ms / 1000)) AS "from",
                       max(to_timestamp(l.end_ms / 1000)) AS "until"
                   FROM {CHARGES} l {MINE} LEFT JOIN owner o ON o.id = l.owner_id WHERE {RANGE}
-                  GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY 9
+                  GROUP BY w.id, o.id ORDER BY 9
                   """,
                     "string",
                     width=24,
-                    height=5,
-                    overrides=(column("from", unit="dateTimeAsIso"), column("until", unit="dateTimeAsIso")),
+                    height=4,
+                    overrides=(
+                        *(column(name, width=170) for name in ("workload", "name")),
+                        *(column(name, width=100) for name in ("kind", "user", "account", "team", "project")),
+                        *(column(name, unit="dateTimeAsIso", width=150) for name in ("from", "until")),
+                    ),
                 ),
                 series(
                     "Cost a day ($currency)",
-                    "Busy and idle parts of its charges.",
+                    "Its charges by activity, without corrections of closed months, which the table beside has.",
                     f"""
-                   SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.cost) / {MICRO} AS cost
-                   FROM {CHARGES} l {MINE}, LATERAL (VALUES ('busy', l.cost_micro - coalesce(l.idle_cost_micro, 0)),
-                       ('idle', l.idle_cost_micro)) s (name, cost)
-                   WHERE {RANGE} AND {CURRENCY} AND s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+                   SELECT {DAY_OR_START}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
+                   FROM {CHARGES} l {MINE}, {ACTIVITY_COSTS}
+                   WHERE {RANGE} AND {CURRENCY} AND {OWN} AND s.cost <> 0 GROUP BY 1, 2 ORDER BY 1, 2
                    """,
-                    MONEY,
+                    EXACT,
                     bars=True,
                     stacked=True,
                     interval="1d",
@@ -167,22 +204,24 @@ BOARD = Board(
                     "By GPU ($currency)",
                     "Each GPU that it held.",
                     f"""
-                  SELECT l.node, a.gpu_index AS "GPU", l.gpu_model AS model, sum(l.cost_micro) / {MICRO} AS cost,
+                  SELECT l.node, a.gpu_index AS "GPU", sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION},
+                      l.gpu_model AS model
                   FROM {CHARGES} l {MINE} LEFT JOIN accelerator a ON a.id = l.accelerator_id
-                  WHERE {RANGE} AND {CURRENCY} GROUP BY 1, 2, 3, l.correction_of
-                  ORDER BY 4 DESC NULLS LAST, 1, 2 LIMIT 200
+                  WHERE {RANGE} AND {CURRENCY} GROUP BY 1, 2, l.gpu_model, l.correction_of
+                  ORDER BY 3 DESC NULLS LAST, 1, 2 LIMIT 200
                   """,
-                    MONEY,
+                    EXACT,
                     height=8,
                     decimals=2,
                     overrides=(
-                        column("node", unit="string", links=list(TO_NODE)),
-                        column("GPU", unit="none", decimals=0),
-                        column("GPU-hours", unit=HOURS, decimals=1),
-                        column("correction of", unit="string"),
-                        column("idle part", unit=RATIO, decimals=1),
+                        column("node", unit="string", links=list(TO_NODE), width=90),
+                        column("GPU", unit="none", decimals=0, width=50),
+                        column("cost", width=90),
+                        column("GPU-hours", decimals=1, width=95),
+                        column("idle part", unit=RATIO, decimals=1, width=85),
+                        column("correction of", unit="string", width=110),
                     ),
                 ),
             ),
@@ -251,8 +290,8 @@ BOARD = Board(
                     width=24,
                     height=6,
                     overrides=(
-                        column("node", unit="string", links=list(TO_NODE)),
-                        column("GPU", unit="none"),
+                        column("node", unit="string", links=list(TO_NODE), width=90),
+                        column("GPU", unit="none", width=50),
                         column("SM occupancy", unit=RATIO, decimals=1),
                         column("read at", unit="dateTimeAsIso"),
                     ),
@@ -260,6 +299,10 @@ BOARD = Board(
             ),
         ),
     ),
-    since="now-7d",
+    since="now-2d",
+    annotations=errors(
+        "EXISTS (SELECT FROM charge l JOIN workload w ON w.id = l.workload_id AND w.key = ${workload:sqlstring} "
+        "WHERE l.accelerator_id = a.id AND s.at_ms >= l.start_ms AND s.at_ms < l.end_ms)"
+    ),
 )
 """The page that a link from any table of workloads opens."""
