@@ -329,14 +329,15 @@ def table(
     width: int = 12,
     height: int = 9,
     sort: str = "",
+    cell: str = "auto",
     **more: Any,
 ) -> Panel:
-    """Rows as the query gives them."""
+    """Rows as the query gives them; `cell` is the display mode of every column without one of its own."""
     options: Json = {"showHeader": True, "footer": {"show": False, "reducer": ["sum"], "fields": ""}}
     if sort:
         options["sortBy"] = [{"displayName": sort, "desc": True}]
     target = query if isinstance(query, dict) else sql(query)
-    custom = {"align": "auto", "displayMode": "auto", "filterable": False, "inspect": False}
+    custom = {"align": "auto", "displayMode": cell, "filterable": False, "inspect": False, "minWidth": 50}
     more.setdefault("no_value", "–")
     return Panel("table", title, description, unit, (target,), width, height, options, custom, **more)
 

@@ -106,6 +106,11 @@ def apart(name: str) -> str:
     return f"CASE WHEN {OWN} THEN {name} ELSE 'correction of ' || l.correction_of END"
 
 
+FRESH = "l.at_ms > extract(epoch FROM now()) * 1000 - 900000"
+"""What a node said in the last 15 minutes is taken for now."""
+ACTIVITY_NOW = "coalesce(l.gpu_sm_active_ratio, l.gpu_graphics_engine_active_ratio, l.gpu_utilization_ratio)"
+NOW_IDLE = f"{ACTIVITY_NOW} < 0.01"
+"""Whether the latest reading shows no activity; null where the card does not tell."""
 ACTIVITY_COSTS = """LATERAL (
         SELECT l.cost_micro - coalesce(l.idle_cost_micro, 0) AS rest,
             l.unknown_ns::numeric / nullif(l.busy_ns + l.unknown_ns, 0) AS unknown

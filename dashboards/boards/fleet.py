@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dashboards.grafana import (
     COUNT,
+    EXACT,
     GREEN,
+    MEANING,
     ORANGE,
     RATIO,
     VERMILION,
@@ -13,15 +15,31 @@ from dashboards.grafana import (
     column,
     heatmap,
     link,
+    series,
     stat,
     table,
     words,
 )
-from dashboards.sql import ACCELERATORS, DAY_MS, FROM_MS, TO_MS, datasource, node, picked
+from dashboards.sql import (
+    ACCELERATORS,
+    DAY_MS,
+    FRESH,
+    FROM_MS,
+    INDEX,
+    LANE,
+    NOW_IDLE,
+    TO_MS,
+    between,
+    datasource,
+    errors,
+    node,
+    picked,
+)
 
 THERE = f"({ACCELERATORS}) a"
 NODES = picked("a.node", "node")
-TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node}"),)
+KEEP = ("datasource",)
+TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=KEEP),)
 REASONS = (
     (0x4, "power cap (software)"),
     (0x8, "slowdown (hardware)"),
@@ -64,24 +82,42 @@ LANES = 10_000_000
 """More than there are nodes: cells are in order by one number, which is half the time of instants and names."""
 
 
+QUARTER_MS, MINUTE_MS, PARTS = 900_000, 60_000, 24
+STATE_NOW = f"""CASE WHEN a.health = 'failed' THEN 'failed' WHEN a.health = 'degraded' THEN 'degraded'
+    WHEN l.accelerator_id IS NULL OR NOT {FRESH} THEN 'unobserved' WHEN l.state <> 'held' THEN l.state
+    WHEN {NOW_IDLE} THEN 'idle' WHEN {NOW_IDLE} IS NULL THEN 'activity unknown' ELSE 'busy' END"""
+
+
 def named(metrics: tuple[str, ...]) -> str:
     """Metrics as rows of one column."""
     return ", ".join(f"('{name}')" for name in metrics)
 
 
 def spread(column_name: str, size: int, unit: str) -> str:
-    """Accelerators per band of a minute rollup at 24 instants of the range: bands of `size`, named by their start."""
+    """Accelerators per band of a minute rollup in 24 parts of the range: bands of `size`, named by their start.
+
+    Each accelerator counts by its mean over the first quarter of an hour of a part, which bounds what a long range
+    reads. Bands between the lowest and the highest are all there, so that none is missing from the axis.
+    """
     return f"""
         WITH step AS (
-            SELECT at_ms - mod(at_ms, 60000) AS at_ms FROM generate_series({FROM_MS}, {TO_MS} - 1,
-                greatest(60000, ({TO_MS} - {FROM_MS}) / 24)) at_ms
+            SELECT at_ms, least(at_ms + {QUARTER_MS}, at_ms + ({TO_MS} - {FROM_MS}) / {PARTS}) AS until_ms
+            FROM generate_series({FROM_MS}, {TO_MS} - 1, greatest({MINUTE_MS}, ({TO_MS} - {FROM_MS}) / {PARTS})) at_ms
+        ), mean AS (
+            SELECT step.at_ms, floor(avg(m.{column_name}) / {size})::int AS band
+            FROM step CROSS JOIN {THERE}
+            JOIN gpu_minute m ON m.accelerator_id = a.id AND m.minute_ms >= step.at_ms - mod(step.at_ms, {MINUTE_MS})
+                AND m.minute_ms < greatest(step.until_ms, step.at_ms + 1)
+            WHERE {NODES} AND m.{column_name} IS NOT NULL GROUP BY step.at_ms, a.id
+        ), seen AS (
+            SELECT at_ms, band, count(*) AS accelerators FROM mean GROUP BY 1, 2
+        ), band AS (
+            SELECT generate_series(min(band), max(band)) AS band FROM seen
         )
         SELECT to_timestamp(step.at_ms / 1000) AS "time",
-            lpad((floor(m.{column_name} / {size}) * {size})::int::text, 4, ' ') || ' {unit}' AS metric,
-            count(*) AS accelerators
-        FROM step CROSS JOIN {THERE}
-        JOIN gpu_minute m ON m.accelerator_id = a.id AND m.minute_ms = step.at_ms
-        WHERE {NODES} AND m.{column_name} IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+            lpad((band.band * {size})::text, 4, ' ') || ' {unit}' AS metric,
+            coalesce(seen.accelerators, 0) AS accelerators
+        FROM (SELECT DISTINCT at_ms FROM seen) step CROSS JOIN band LEFT JOIN seen USING (at_ms, band) ORDER BY 1, 2
     """
 
 
@@ -117,6 +153,33 @@ def node_utilization(name: str) -> str:
         ORDER BY cell.at * {LANES}::bigint + cell.lane
     """
 
+
+NEEDS = (
+    "failed",
+    "degraded",
+    "unavailable",
+    "unobserved",
+    "idle",
+    "activity unknown",
+    "busy",
+    "stranded",
+    "unallocated",
+)
+"""States, what needs most attention first."""
+ATTENTION = ", ".join(f"'{name}'" for name in NEEDS)
+ATTENTION_WORDS = (
+    {
+        "type": "value",
+        "options": {
+            str(at): {"color": MEANING[name], "index": at, "text": name} for at, name in enumerate(NEEDS, start=1)
+        },
+    },
+    {"type": "special", "options": {"match": "empty", "result": {"color": "transparent", "index": 0, "text": " "}}},
+)
+"""No color where a node has no such GPU."""
+TELLING = f"""FROM gpu_latest l JOIN {THERE} ON a.id = l.accelerator_id
+    WHERE {NODES} AND {FRESH} AND l.gpu_clocks_event_reasons_bitmask IS NOT NULL"""
+"""Latest readings that tell why clocks are as they are."""
 
 BOARD = Board(
     "gpuledger-fleet",
@@ -175,93 +238,163 @@ BOARD = Board(
             ),
         ),
         (
+            "GPUs now",
+            (
+                table(
+                    "State of every GPU",
+                    "A row a node, a column an index; of several MIG instances of a board, the one that needs most "
+                    "attention. A click opens the node. Unobserved: no reading for 15 minutes.",
+                    f"""
+                  SELECT gpu.node, 'GPU ' || gpu.gpu_index AS gpu, min(gpu.state) AS state
+                  FROM (SELECT coalesce(a.node, '?') AS node, a.gpu_index,
+                          array_position(ARRAY[{ATTENTION}], {STATE_NOW}) AS state
+                      FROM {THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = a.id
+                      WHERE {NODES} AND a.gpu_index IS NOT NULL) gpu
+                  GROUP BY gpu.node, gpu.gpu_index ORDER BY gpu.gpu_index, 1 LIMIT 20000
+                  """,
+                    "none",
+                    width=14,
+                    height=10,
+                    color_mode="palette-classic",
+                    mappings=ATTENTION_WORDS,
+                    links=(
+                        link("This node", "gpuledger-node", "var-node=${__data.fields[0]:percentencode}", keep=KEEP),
+                    ),
+                    transformations=(
+                        {
+                            "id": "groupingToMatrix",
+                            "options": {"rowField": "node", "columnField": "gpu", "valueField": "state"},
+                        },
+                    ),
+                    cell="color-background-solid",
+                    overrides=(column("node\\gpu", displayName="node", unit="string", width=90, cell="auto"),),
+                ),
+                bars(
+                    "The ten hottest GPUs",
+                    "By readings of the last 15 minutes; may be empty while agents are silent.",
+                    f"""
+                 SELECT {LANE} AS name, l.gpu_temperature_celsius AS celsius
+                 FROM gpu_latest l JOIN {THERE} ON a.id = l.accelerator_id
+                 WHERE {NODES} AND l.gpu_temperature_celsius IS NOT NULL AND {FRESH}
+                 ORDER BY 2 DESC, 1 LIMIT 10
+                 """,
+                    "celsius",
+                    width=10,
+                    height=10,
+                    limits=(0, 100),
+                    decimals=0,
+                    thresholds=((None, GREEN), (80, ORANGE), (90, VERMILION)),
+                ),
+            ),
+        ),
+        (
             "Problems",
             (
                 table(
-                    "Unhealthy accelerators",
-                    "Failed and degraded accelerators with their cause; empty is good.",
+                    "Accelerators, worst first",
+                    "Failed and degraded ones with their cause, then those with errors or throttled time, then the "
+                    "hottest. Errors are the newest values of the counters of Xid, ECC, row remapping, PCIe and "
+                    "NVLink above 0; throttled is the time that the driver has counted since its start.",
                     f"""
-                  SELECT a.node, a.gpu_index AS "GPU", a.model, a.health, a.health_cause AS cause, a.uuid
-                  FROM {THERE} WHERE {NODES} AND a.health IN ('failed', 'degraded') ORDER BY a.health DESC, 1, 2
+                  SELECT a.node, {INDEX} AS "GPU", {STATE_NOW} AS state, nullif(a.health_cause, '') AS cause,
+                      error.text AS errors, slowed.seconds AS throttled, l.gpu_temperature_celsius AS temperature,
+                      l.gpu_power_watts AS power, a.model
+                  FROM {THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = a.id
+                  LEFT JOIN LATERAL (
+                      SELECT string_agg(metric.name || ' ' || s.value, ', ' ORDER BY metric.name) AS text
+                      FROM (VALUES {named(ERRORS)}) metric (name)
+                      CROSS JOIN LATERAL (SELECT value FROM gpu_state
+                          WHERE accelerator_id = a.id AND gpu_state.metric = metric.name
+                          ORDER BY at_ms DESC LIMIT 1) s
+                      WHERE s.value > 0
+                  ) error ON true
+                  LEFT JOIN LATERAL (
+                      SELECT sum(s.value) AS seconds FROM (VALUES {named(SLOWED)}) metric (name)
+                      CROSS JOIN LATERAL (SELECT value FROM gpu_state
+                          WHERE accelerator_id = a.id AND gpu_state.metric = metric.name
+                          ORDER BY at_ms DESC LIMIT 1) s
+                  ) slowed ON true
+                  WHERE {NODES}
+                  ORDER BY array_position(ARRAY['failed', 'degraded'], a.health), error.text IS NULL,
+                      coalesce(slowed.seconds, 0) DESC, l.gpu_temperature_celsius DESC NULLS LAST, 1, 2 LIMIT 200
                   """,
-                    COUNT,
+                    "string",
+                    width=14,
+                    height=10,
                     overrides=(
-                        column("node", links=list(TO_NODE), unit="string"),
-                        column("GPU", unit="none"),
-                        column("health", mappings=[words()], cell="color-background"),
+                        column("node", links=list(TO_NODE), width=90),
+                        column("GPU", width=60),
+                        column("state", mappings=[words()], cell="color-text", width=95),
+                        column("throttled", unit="s", width=80),
+                        column("temperature", unit="celsius", decimals=0, width=100),
+                        column("power", unit="watt", decimals=0, width=70),
                     ),
-                ),
-                table(
-                    "GPU error counters",
-                    "Newest value of each error counter above 0: Xid, ECC, row remapping, "
-                    "PCIe and NVLink; empty is good.",
-                    f"""
-                  SELECT a.node, a.gpu_index AS "GPU", metric.name AS metric, s.value,
-                      to_timestamp(s.at_ms / 1000) AS "since"
-                  FROM {THERE} CROSS JOIN (VALUES {named(ERRORS)}) metric (name)
-                  CROSS JOIN LATERAL (SELECT value, at_ms FROM gpu_state
-                      WHERE accelerator_id = a.id AND gpu_state.metric = metric.name
-                      ORDER BY at_ms DESC LIMIT 1) s
-                  WHERE {NODES} AND s.value > 0 ORDER BY 5 DESC, 1, 2, 3 LIMIT 500
-                  """,
-                    COUNT,
-                    overrides=(
-                        column("node", links=list(TO_NODE), unit="string"),
-                        column("GPU", unit="none"),
-                        column("since", unit="dateTimeAsIso"),
-                    ),
-                ),
-                bars(
-                    "Clock throttling now, by reason",
-                    "Accelerators whose latest reading names the reason (several are possible; idle is no fault).",
-                    f"""
-                 SELECT reason.name, count(l.accelerator_id) AS accelerators
-                 FROM (VALUES {", ".join(f"({bit}::bigint, '{name}')" for bit, name in REASONS)}) reason (bit, name)
-                 LEFT JOIN (SELECT l.* FROM gpu_latest l JOIN {THERE} ON a.id = l.accelerator_id WHERE {NODES}) l
-                     ON l.gpu_clocks_event_reasons_bitmask & reason.bit <> 0
-                 GROUP BY reason.bit, 1 ORDER BY reason.bit DESC
-                 """,
-                    COUNT,
-                    width=8,
-                ),
-                table(
-                    "Time lost to throttling",
-                    "Throttled seconds counted since each driver's start, worst first; may be "
-                    "empty where cards do not count them.",
-                    f"""
-                  SELECT a.node, a.gpu_index AS "GPU", metric.name AS metric, s.value AS throttled
-                  FROM {THERE} CROSS JOIN (VALUES {named(SLOWED)}) metric (name)
-                  CROSS JOIN LATERAL (SELECT value FROM gpu_state
-                      WHERE accelerator_id = a.id AND gpu_state.metric = metric.name
-                      ORDER BY at_ms DESC LIMIT 1) s
-                  WHERE {NODES} AND s.value > 0 ORDER BY 4 DESC, 1, 2, 3 LIMIT 100
-                  """,
-                    "s",
-                    width=8,
-                    overrides=(column("node", links=list(TO_NODE), unit="string"), column("GPU", unit="none")),
                 ),
                 table(
                     "Nodes",
-                    "Every node with its agent; silent when its last heartbeat is old.",
+                    "Every node with its agent, the longest silent first.",
                     f"""
-                  SELECT a.name AS node, a.status, a.status_detail AS detail, a.last_seen_at AS "last seen",
-                      extract(epoch FROM now() - a.last_seen_at) AS "silent for", a.agent_version AS agent, a.driver,
+                  SELECT a.name AS node, extract(epoch FROM now() - a.last_seen_at) AS "silent for", a.status,
+                      a.status_detail AS detail, a.last_seen_at AS "last seen", a.agent_version AS agent, a.driver,
                       a.source
                   FROM node a WHERE {picked("a.name", "node")} ORDER BY a.last_seen_at, 1 LIMIT 2000
                   """,
-                    COUNT,
-                    width=8,
+                    "string",
+                    width=10,
+                    height=10,
                     overrides=(
-                        column("node", links=list(TO_NODE), unit="string"),
-                        column("last seen", unit="dateTimeAsIso"),
+                        column("node", links=list(TO_NODE), width=90),
+                        column("status", mappings=[words()], cell="color-text", width=75),
+                        column("last seen", unit="dateTimeAsIso", width=150),
                         column(
                             "silent for",
                             unit="s",
                             decimals=0,
+                            width=85,
                             cell="color-text",
                             steps=((None, GREEN), (SILENT_S, ORANGE), (3600, VERMILION)),
                         ),
                     ),
+                ),
+            ),
+        ),
+        (
+            "Throttling",
+            (
+                bars(
+                    "Clock throttling now, by reason",
+                    "Accelerators whose latest reading names the reason (several are possible; idle is no fault). A "
+                    "full bar is every accelerator that tells its reasons; may be empty where none does.",
+                    f"""
+                 SELECT reason.name, count(l.accelerator_id) AS accelerators
+                 FROM (VALUES {", ".join(f"({bit}::bigint, '{name}')" for bit, name in REASONS)}) reason (bit, name)
+                 LEFT JOIN (SELECT l.* {TELLING}) l ON l.gpu_clocks_event_reasons_bitmask & reason.bit <> 0
+                 WHERE EXISTS (SELECT {TELLING})
+                 GROUP BY reason.bit, 1 ORDER BY reason.bit DESC
+                 """,
+                    COUNT,
+                    width=10,
+                    whole=f"SELECT count(*) AS max {TELLING}",
+                ),
+                series(
+                    "Throttled part of the time, by node",
+                    "Part of the readings in which a power cap, heat or another slowdown held clocks down: the mean "
+                    "over a node's accelerators, of the ten highest nodes; may be empty where cards do not tell it.",
+                    f"""
+                   WITH line AS (
+                       SELECT $__unixEpochGroup(m.minute_ms / 1000, $__interval) AS at, a.node AS metric,
+                           avg(m.slowed_ratio) AS ratio
+                       FROM {THERE} JOIN gpu_minute m ON m.accelerator_id = a.id
+                       WHERE {NODES} AND {between("m.minute_ms")} AND m.slowed_ratio IS NOT NULL
+                           AND a.node IS NOT NULL GROUP BY 1, 2
+                   ), top AS (SELECT metric FROM line GROUP BY 1 ORDER BY avg(ratio) DESC, 1 LIMIT 10)
+                   SELECT line.at AS "time", line.metric, line.ratio FROM line JOIN top USING (metric) ORDER BY 1, 2
+                   """,
+                    RATIO,
+                    width=14,
+                    height=9,
+                    interval="5m",
+                    limits=(0, 1),
                 ),
             ),
         ),
@@ -293,13 +426,13 @@ BOARD = Board(
             (
                 heatmap(
                     "Temperature of the fleet",
-                    "Accelerators per band of 5 °C, at 24 instants of the range.",
+                    "Accelerators per band of 5 °C: means over the first 15 minutes of each of 24 parts of the range.",
                     spread("temperature_celsius", 5, "°C"),
                     COUNT,
                 ),
                 heatmap(
                     "Power of the fleet",
-                    "Accelerators per band of 50 W, at 24 instants of the range.",
+                    "Accelerators per band of 50 W: means over the first 15 minutes of each of 24 parts of the range.",
                     spread("power_watts", 50, "W"),
                     COUNT,
                 ),
@@ -312,12 +445,19 @@ BOARD = Board(
                     "Inventory",
                     "Accelerators present now by pool and model.",
                     f"""
-                  SELECT a.pool, a.model, count(*) AS accelerators, sum(a.gpu_micro) / 1e6 AS "whole GPUs",
+                  SELECT a.model, a.pool, count(*) AS accelerators, sum(a.gpu_micro) / 1e6 AS "whole GPUs",
                       count(*) FILTER (WHERE a.health = 'ok') AS ok,
                       count(*) FILTER (WHERE a.health = 'unknown') AS "health unknown"
                   FROM {THERE} WHERE {NODES} GROUP BY 1, 2 ORDER BY 1, 2
                   """,
                     COUNT,
+                    width=14,
+                    height=7,
+                    overrides=(
+                        *(column(name, width=105) for name in ("pool", "accelerators", "ok")),
+                        column("health unknown", width=125),
+                        column("whole GPUs", unit=EXACT, decimals=2, width=105),
+                    ),
                 ),
                 table(
                     "Drivers",
@@ -327,11 +467,14 @@ BOARD = Board(
                   FROM node a WHERE {picked("a.name", "node")} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
                   """,
                     COUNT,
+                    width=10,
+                    height=7,
                 ),
             ),
         ),
     ),
     since="now-24h",
     refresh="1m",
+    annotations=errors(NODES),
 )
 """For the person on call."""

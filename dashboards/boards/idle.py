@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dashboards.grafana import (
     COUNT,
+    EXACT,
     GREEN,
-    HOURS,
-    MONEY,
     ORANGE,
     RATIO,
     VERMILION,
     Board,
     bars,
+    codes,
     column,
     link,
     series,
@@ -20,37 +20,69 @@ from dashboards.grafana import (
 )
 from dashboards.sql import (
     ACCELERATORS,
+    ACTIVITY_NOW,
     CHARGES,
     CORRECTION,
     CURRENCY,
     DAY_TIME,
     DAYS,
+    FRESH,
     GPU_HOUR_NS,
+    HIDDEN_SPAN,
     LEDGER,
     MICRO,
     MODELS,
+    NOW_IDLE,
     OWN,
     OWNER,
     POOLS,
+    SPAN_COLUMNS,
     TEAM,
     TEAMS,
-    apart,
+    WORKLOAD_SPAN,
     currency,
     datasource,
     model,
     picked,
     pool,
     team,
+    to_workload,
 )
 
 CHOSEN = f"{DAYS} AND {POOLS} AND {MODELS}"
 HELD = f"{CHOSEN} AND l.state = 'held' AND {TEAMS}"
-TO_WORKLOAD = (link("This workload", "gpuledger-workload", "var-workload=${__data.fields.workload}"),)
-TO_TEAM = (link("Showback of this team", "gpuledger-team", "var-team=${__data.fields.team}"),)
+KEEP = ("datasource", "currency", "pool", "model")
+TO_WORKLOAD = to_workload("currency")
+TO_TEAM = (link("Showback of this team", "gpuledger-team", "var-team=${__data.fields.team:percentencode}", keep=KEEP),)
+TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=("datasource",)),)
 IDLE_STEPS = ((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))
-NOW_IDLE = "coalesce(l.gpu_sm_active_ratio, l.gpu_graphics_engine_active_ratio, l.gpu_utilization_ratio) < 0.01"
-FRESH = "l.at_ms > extract(epoch FROM now()) * 1000 - 900000"
-"""What a node said in the last 15 minutes is taken for now."""
+ATTENTION = {
+    "gone_idle": "was used, then went idle",
+    "never_used": "never used since it was given",
+    "throttled": "held back by heat or power",
+    "data_starved": "waits for its data",
+    "hollow": "busy, with hardly any arithmetic",
+    "underused": "a smaller GPU would do",
+    "zombie": "used without an allocation",
+    "faulty": "failed or degraded",
+    "abandoned": "abandoned",
+}
+"""States of findings in words; docs/insight.md defines them."""
+PLACES = f"{picked('a.pool', 'pool')} AND {picked('a.model', 'model')}"
+NOW = f"""FROM gpu_latest l JOIN ({ACCELERATORS}) a ON a.id = l.accelerator_id
+    LEFT JOIN LATERAL (SELECT p.team FROM charge c JOIN owner p ON p.id = c.owner_id
+        WHERE c.workload_id = l.workload_id ORDER BY c.day_ms DESC LIMIT 1) o ON true
+    WHERE {FRESH} AND {PLACES}"""
+"""Fresh readings of the chosen accelerators, each with the team that its workload was charged to last (`o`)."""
+HELD_NOW = f"{NOW} AND l.state = 'held' AND {TEAMS}"
+UNUSED_NOW = f"{HELD_NOW} AND l.gpu_processes = 0"
+UNHELD_USE = f"{NOW} AND l.state = 'unallocated' AND (l.gpu_processes > 0 OR {ACTIVITY_NOW} >= 0.05)"
+READINGS = f"""l.gpu_processes AS processes, {ACTIVITY_NOW} AS activity, l.gpu_memory_used_bytes AS memory,
+    l.gpu_power_watts AS power"""
+FINDINGS = f"""FROM finding f LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
+    WHERE f.kind = 'idle' AND f.resolved_ms IS NULL AND {PLACES}
+        AND (f.currency IS NULL OR f.currency = ${{currency:sqlstring}})"""
+BANDS = ("0 to 10 %", "10 to 25 %", "25 to 50 %", "50 to 75 %", "75 to 100 %")
 
 BOARD = Board(
     "gpuledger-idle",
@@ -66,16 +98,16 @@ BOARD = Board(
                     "Charges for held GPUs without activity.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {CURRENCY}",
-                    MONEY,
-                    width=5,
+                    EXACT,
+                    width=4,
                     decimals=2,
                 ),
                 stat(
                     "Idle GPU-hours",
                     "Held hours without activity.",
                     f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
-                    HOURS,
-                    width=5,
+                    EXACT,
+                    width=4,
                     decimals=1,
                 ),
                 stat(
@@ -84,7 +116,7 @@ BOARD = Board(
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
                     RATIO,
-                    width=5,
+                    width=4,
                     decimals=1,
                     steps=IDLE_STEPS,
                     limits=(0, 1),
@@ -94,18 +126,33 @@ BOARD = Board(
                     "Present, not held by any team.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
                     f"WHERE {CHOSEN} AND l.state = 'unallocated' AND {OWN}",
-                    HOURS,
-                    width=5,
+                    EXACT,
+                    width=3,
                     decimals=1,
                 ),
                 stat(
                     "Held and idle now",
                     "Held accelerators whose latest reading shows no activity.",
-                    f"SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held' AND {NOW_IDLE} AND "
-                    f"{FRESH}",
+                    f"SELECT count(*) AS accelerators {HELD_NOW} AND {NOW_IDLE}",
                     COUNT,
-                    width=4,
+                    width=3,
                     steps=((None, GREEN), (1, ORANGE)),
+                ),
+                stat(
+                    "Allocated, no process",
+                    "Held accelerators on which no process runs now, by the driver's list of processes.",
+                    f"SELECT count(*) AS accelerators {UNUSED_NOW}",
+                    COUNT,
+                    width=3,
+                    steps=((None, GREEN), (1, ORANGE)),
+                ),
+                stat(
+                    "Used, no allocation",
+                    "Accelerators that nobody holds, with a process or activity of 5 % and more; of all teams.",
+                    f"SELECT count(*) AS accelerators {UNHELD_USE}",
+                    COUNT,
+                    width=3,
+                    steps=((None, GREEN), (1, VERMILION)),
                 ),
             ),
         ),
@@ -114,15 +161,15 @@ BOARD = Board(
             (
                 series(
                     "Idle GPU-hours per day",
-                    "Idle (chosen teams) and unallocated hours.",
+                    "Idle (chosen teams) and unallocated hours of each day, without corrections of closed months.",
                     f"""
-                   SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
+                   SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
                    FROM {LEDGER} l {OWNER}, LATERAL (VALUES
                        ('idle', CASE WHEN l.state = 'held' AND {TEAMS} THEN l.idle_ns END),
                        ('unallocated', CASE WHEN l.state = 'unallocated' THEN l.gpu_ns END)) s (name, ns)
-                   WHERE {CHOSEN} AND s.ns IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+                   WHERE {CHOSEN} AND {OWN} AND s.ns IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
                    """,
-                    HOURS,
+                    EXACT,
                     bars=True,
                     stacked=True,
                     interval="1d",
@@ -138,14 +185,15 @@ BOARD = Board(
                   FROM {LEDGER} l {OWNER} WHERE {HELD} AND {CURRENCY}
                   GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """,
-                    MONEY,
+                    EXACT,
                     height=8,
                     decimals=2,
                     overrides=(
                         column("team", links=list(TO_TEAM), unit="string"),
-                        column("correction of", unit="string"),
-                        column("idle GPU-hours", unit=HOURS, decimals=1),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
+                        column("idle cost", width=90),
+                        column("idle GPU-hours", decimals=1, width=120),
+                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=85),
+                        column("correction of", unit="string", width=110),
                     ),
                 ),
             ),
@@ -168,84 +216,134 @@ BOARD = Board(
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
                       top.idle_cost / {MICRO} AS "idle cost", top.idle / {GPU_HOUR_NS} AS "idle GPU-hours",
                       top.idle / nullif(top.busy + top.idle, 0) AS "idle part", top.gpus AS "GPUs",
-                      ceil(top.gpus * top.busy / nullif(top.busy + top.idle, 0)) AS "would do"
-                  FROM top LEFT JOIN workload w ON w.id = top.workload_id ORDER BY 4 DESC, 1
+                      ceil(top.gpus * top.busy / nullif(top.busy + top.idle, 0)) AS "would do",
+                      {SPAN_COLUMNS}
+                  FROM top JOIN workload w ON w.id = top.workload_id {WORKLOAD_SPAN} ORDER BY 4 DESC, 1
                   """,
-                    MONEY,
+                    EXACT,
                     width=24,
                     decimals=2,
                     overrides=(
-                        column("workload", links=list(TO_WORKLOAD), unit="string"),
+                        column("workload", links=TO_WORKLOAD, unit="string"),
                         column("name", unit="string"),
-                        column("user", unit="string"),
-                        column("idle GPU-hours", unit=HOURS, decimals=1),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
-                        column("GPUs", unit=COUNT, decimals=0),
-                        column("would do", unit=COUNT, decimals=0),
+                        column("user", unit="string", width=110),
+                        column("idle cost", width=100),
+                        column("idle GPU-hours", decimals=1, width=130),
+                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=100),
+                        *(column(name, decimals=0, width=90) for name in ("GPUs", "would do")),
+                        *HIDDEN_SPAN,
                     ),
                 ),
                 table(
-                    "Open findings ($currency)",
-                    "Ongoing idle allocations, highest cost first, and what a further day costs. Empty is good.",
+                    "Open findings of workloads ($currency)",
+                    "Idle or oversized allocations that go on now, highest cost a day first, and what a further day "
+                    "costs. May be empty, and then that is good.",
                     f"""
-                  SELECT f.team, f.state, a.node, a.gpu_index AS "GPU", w.key AS workload, w.user_name AS "user",
+                  SELECT a.node, a.gpu_index AS "GPU", f.state AS finding, w.key AS workload,
+                      coalesce(w.name, w.external_id) AS name, w.user_name AS "user", f.team,
                       to_timestamp(f.since_ms / 1000) AS "since", f.cost_micro / {MICRO} AS cost,
-                      f.per_day_micro / {MICRO} AS "cost a day", f.confidence
-                  FROM finding f LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
-                  LEFT JOIN workload w ON w.id = f.workload_id
-                  WHERE f.kind = 'idle' AND f.resolved_ms IS NULL
-                      AND (f.currency IS NULL OR f.currency = ${{currency:sqlstring}})
+                      f.per_day_micro / {MICRO} AS "cost a day", f.confidence, {SPAN_COLUMNS}
+                  FROM (SELECT f.*, a.node, a.gpu_index {FINDINGS}
                       AND {picked("coalesce(nullif(f.team, ''), '(unattributed)')", "team")}
+                      AND f.workload_id IS NOT NULL ORDER BY f.per_day_micro DESC NULLS LAST, f.since_ms LIMIT 100) f
+                  JOIN LATERAL (SELECT f.node, f.gpu_index) a ON true
+                  JOIN workload w ON w.id = f.workload_id {WORKLOAD_SPAN}
+                  ORDER BY f.per_day_micro DESC NULLS LAST, f.since_ms
+                  """,
+                    EXACT,
+                    width=24,
+                    height=6,
+                    decimals=2,
+                    overrides=(
+                        column("node", links=list(TO_NODE), unit="string", width=90),
+                        column("GPU", decimals=0, width=60),
+                        column("finding", unit="string", mappings=[codes(ATTENTION)]),
+                        column("workload", links=TO_WORKLOAD, unit="string"),
+                        column("name", unit="string"),
+                        column("user", unit="string", width=90),
+                        column("team", unit="string", width=100),
+                        column("since", unit="dateTimeAsIso", width=150),
+                        *(column(name, width=90) for name in ("cost", "cost a day")),
+                        column("confidence", unit=RATIO, decimals=0, width=90),
+                        *HIDDEN_SPAN,
+                    ),
+                ),
+                table(
+                    "Held and idle now, or used without an allocation",
+                    "Accelerators held now whose latest reading shows no activity or no process, and those that "
+                    "are used though nobody holds them (of all teams): a leaked allocation, or a process beside the "
+                    "scheduler. May be empty, and then that is good.",
+                    f"""
+                  SELECT now.node, now.gpu_index AS "GPU", now.what, w.key AS workload,
+                      coalesce(w.name, w.external_id) AS name, w.user_name AS "user", now.team, now.processes,
+                      now.activity, now.memory AS "memory used", now.power, {SPAN_COLUMNS}
+                  FROM (
+                      SELECT a.node, a.gpu_index, CASE WHEN l.gpu_processes = 0 THEN 'allocated without a process'
+                              ELSE 'held and idle' END AS what, l.workload_id, {TEAM} AS team, {READINGS}
+                      {HELD_NOW} AND ({NOW_IDLE} OR l.gpu_processes = 0)
+                      UNION ALL
+                      SELECT a.node, a.gpu_index, 'used without an allocation', NULL, NULL, {READINGS} {UNHELD_USE}
+                      ORDER BY 3 DESC, 1, 2 LIMIT 200
+                  ) now LEFT JOIN workload w ON w.id = now.workload_id {WORKLOAD_SPAN} ORDER BY 3 DESC, 1, 2
+                  """,
+                    "none",
+                    width=24,
+                    height=7,
+                    overrides=(
+                        column("node", links=list(TO_NODE), unit="string", width=90),
+                        column("GPU", width=60),
+                        column("what", unit="string", width=210),
+                        column("workload", links=TO_WORKLOAD, unit="string"),
+                        column("name", unit="string"),
+                        column("user", unit="string", width=90),
+                        column("team", unit="string", width=100),
+                        column("processes", decimals=0, width=90),
+                        column("activity", unit=RATIO, decimals=0, width=80),
+                        column("memory used", unit="bytes", width=110),
+                        column("power", unit="watt", decimals=0, width=70),
+                        *HIDDEN_SPAN,
+                    ),
+                ),
+                table(
+                    "Accelerators that nobody holds ($currency)",
+                    "Open findings of the chosen pools and models, of all teams: highest cost a day first, and what "
+                    "a further day costs. May be empty, and then that is good.",
+                    f"""
+                  SELECT a.node, a.gpu_index AS "GPU", f.state AS finding, to_timestamp(f.since_ms / 1000) AS "since",
+                      f.cost_micro / {MICRO} AS cost, f.per_day_micro / {MICRO} AS "cost a day", f.confidence, a.model
+                  {FINDINGS} AND f.workload_id IS NULL
                   ORDER BY f.per_day_micro DESC NULLS LAST, f.since_ms LIMIT 100
                   """,
-                    MONEY,
-                    width=24,
+                    EXACT,
+                    width=14,
+                    height=8,
                     decimals=2,
                     overrides=(
-                        column("workload", links=list(TO_WORKLOAD), unit="string"),
-                        column("GPU", unit="none", decimals=0),
-                        column("since", unit="dateTimeAsIso"),
-                        column("confidence", unit=RATIO, decimals=0),
-                    ),
-                ),
-                table(
-                    "Held and idle now",
-                    "Accelerators held now whose latest reading shows no activity; may "
-                    "be empty, and then that is good.",
-                    f"""
-                  SELECT a.node, a.gpu_index AS "GPU", a.model, w.key AS workload, w.user_name AS "user",
-                      l.gpu_utilization_ratio AS utilization, l.gpu_memory_used_bytes AS "memory used",
-                      l.gpu_power_watts AS power, to_timestamp(l.at_ms / 1000) AS "read at"
-                  FROM gpu_latest l JOIN ({ACCELERATORS}) a ON a.id = l.accelerator_id
-                  LEFT JOIN workload w ON w.id = l.workload_id
-                  WHERE l.state = 'held' AND {NOW_IDLE} AND {FRESH} ORDER BY 1, 2 LIMIT 200
-                  """,
-                    COUNT,
-                    width=14,
-                    overrides=(
-                        column("workload", links=list(TO_WORKLOAD), unit="string"),
-                        column("GPU", unit="none"),
-                        column("utilization", unit=RATIO),
-                        column("memory used", unit="bytes"),
-                        column("power", unit="watt"),
-                        column("read at", unit="dateTimeAsIso"),
+                        column("node", links=list(TO_NODE), unit="string", width=80),
+                        column("GPU", decimals=0, width=50),
+                        column("finding", unit="string", mappings=[codes(ATTENTION)], width=95),
+                        column("since", unit="dateTimeAsIso", width=150),
+                        *(column(name, width=85) for name in ("cost", "cost a day")),
+                        column("confidence", unit=RATIO, decimals=0, width=90),
                     ),
                 ),
                 bars(
                     "GPUs by memory in use now",
                     "How much of their memory held accelerators use: many in the lowest "
-                    "bands are candidates for smaller models or MIG instances.",
-                    """
-                 SELECT CASE WHEN part < 0.1 THEN '0 to 10 %' WHEN part < 0.25 THEN '10 to 25 %'
-                     WHEN part < 0.5 THEN '25 to 50 %' WHEN part < 0.75 THEN '50 to 75 %'
-                     ELSE '75 to 100 %' END AS band,
-                     count(*) AS accelerators
-                 FROM (SELECT l.gpu_memory_used_bytes / nullif(a.memory_bytes, 0) AS part
-                     FROM gpu_latest l JOIN accelerator a ON a.id = l.accelerator_id WHERE l.state = 'held') held
-                 WHERE part IS NOT NULL GROUP BY 1 ORDER BY 1
+                    "bands are candidates for smaller models or MIG instances. A full bar is all of them.",
+                    f"""
+                 SELECT band.name, count(held.band) AS accelerators
+                 FROM unnest(ARRAY[{", ".join(f"'{name}'" for name in BANDS)}]) WITH ORDINALITY band (name, number)
+                 LEFT JOIN (SELECT width_bucket(l.gpu_memory_used_bytes / nullif(a.memory_bytes, 0),
+                         ARRAY[0, 0.1, 0.25, 0.5, 0.75]::float8[]) AS band {HELD_NOW}) held
+                     ON held.band = band.number
+                 GROUP BY band.number, 1 ORDER BY band.number
                  """,
                     COUNT,
                     width=10,
+                    height=8,
+                    whole=f"SELECT greatest(count(l.gpu_memory_used_bytes / nullif(a.memory_bytes, 0)), 1) AS max "
+                    f"{HELD_NOW}",
                 ),
             ),
         ),
