@@ -46,27 +46,37 @@ def ended(process):
     process.communicate(timeout=60)
 
 
-def test_it_ends_well_and_tells_its_story(demo):
-    """Exit 0, a bill with every special row that the fleet's story has, the proof, and the look ahead."""
-    answer, _ = demo
+def test_it_ends_well_with_a_summary(demo):
+    """Exit 0; a line a stage, then at most 25 lines: bill with every special row, proof, waste, and what lies ahead."""
+    answer, folder = demo
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    stages, _, summary = answer.stdout.partition("\n\n")
+    assert all(re.match(r"\[ *\d+\.\d s\] ", line) for line in stages.splitlines()), stages
+    assert len(summary.splitlines()) <= 25
     for words in (
         "foundation",
         "(unallocated)",
         "(unattributed)",
-        f"It holds on each of {DAYS} days",
-        "idlest",
-        "gpuledger forecast",
-        "gpuledger scale advise",
-        "focus.csv",
-        "never_used",
-        "gpuledger anomalies",
-        "gpuledger budgets",
-        ".eml files",
-        "index.html: who held",
+        f"Proof:         It holds on each of {DAYS} days",
+        " findings, ",
+        "GPUs of pool default at ",
+        "Capacity:      default: hold ",
+        "mails in mails/",
     ):
-        assert words in answer.stdout, words
+        assert words in summary, words
     assert "Traceback" not in answer.stdout + answer.stderr
+    log = (folder / "logs" / "demo.log").read_text()
+    for words in ("$ gpuledger forecast", "$ gpuledger scale advise", "$ gpuledger anomalies", "never_used"):
+        assert words in log, words
+
+
+def test_its_configuration_serves_every_command_next_to_it(demo):
+    """`--config` of the folder is all that a command needs to read the demo's ledger."""
+    _, folder = demo
+    command = [BIN / "gpuledger", "chargeback", "--days", "3", "--config", folder / "collector.toml"]
+    answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "foundation" in answer.stdout
 
 
 def test_its_files_add_up(demo):

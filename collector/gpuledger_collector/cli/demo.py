@@ -1,13 +1,12 @@
 """gpuledger demo: a month of a simulated fleet through the real agent and the real collector, then live.
 
-Nothing here computes a number: the demo starts the commands that a user would start, and prints what they print. The
-month is sampled more coarsely than the live part, so that it passes in minutes; the code is the same.
+Nothing here computes a number: the demo starts the commands that a user would start, keeps what they print in its log,
+and repeats the lines that matter at the end. The month is sampled more coarsely than the live part, so that it passes
+in minutes; the code is the same.
 """
 
 from __future__ import annotations
 
-import email
-import email.policy
 import fcntl
 import json
 import os
@@ -30,12 +29,13 @@ from typer import Option
 
 from gpuledger_collector.cli.common import UNAVAILABLE, new_app, refuse
 from gpuledger_collector.cli.demo_grafana import DASHBOARDS, ROLE, GrafanaFiles
-from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.cli.demo_summary import Highlights, summary
 
 app = new_app()
 LATE_NODE, LATE_DAYS = "l4-01", 2
 READY_SECONDS = 60
-MARKER = ".gpuledger-demo"
+PORT = 8440
+MARKER, CONFIG = ".gpuledger-demo", "collector.toml"
 
 PRICES = """pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,list_rate
 ,H100,on_demand,6.88,USD,{start},,6.88
@@ -98,6 +98,7 @@ class Stage:
     folder: Path
     environment: dict[str, str]
     port: int
+    verbose: bool = False
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -109,12 +110,32 @@ class Stage:
         """One line of progress, with the seconds since the start."""
         print(f"[{time.monotonic() - self.started:5.1f} s] {sentence}", flush=True)
 
-    def run(self, *arguments: str) -> None:
-        """Run a command of the product, showing it and what it prints. Refuses to continue when it fails."""
-        print(f"\n$ {' '.join(arguments)}", flush=True)
-        process = subprocess.run(own_command(arguments), env=self.environment, cwd=self.folder, check=False)
+    @property
+    def log(self) -> Path:
+        """Every command of the month with what it printed."""
+        return self.folder / "logs" / "demo.log"
+
+    def run(self, *arguments: str) -> list[str]:
+        """Run a command of the product and return the lines it prints. Refuses to continue when it fails."""
+        shown = f"\n$ {' '.join(arguments)}\n"
+        process = subprocess.run(
+            own_command(arguments),
+            env=self.environment,
+            cwd=self.folder,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(shown + process.stdout)
+        if self.verbose:
+            print(shown + process.stdout, end="", flush=True)
         if process.returncode:
-            refuse(f"the demo stopped: `{' '.join(arguments)}` ended with {process.returncode}", UNAVAILABLE)
+            last = (process.stdout.strip().splitlines() or ["(it said nothing)"])[-1]
+            sentence = f"the demo stopped: `{' '.join(arguments)}` ended with {process.returncode}: {last}"
+            refuse(f"{sentence} (see {self.log})", UNAVAILABLE)
+        return process.stdout.splitlines()
 
     def read(self, *arguments: str) -> str:
         """What a command of the product prints."""
@@ -144,14 +165,20 @@ def demo(
         "demo-output"
     ),
     port: Annotated[int, Option("--port", help="Port of the collector; 0 takes 8440, or a free one.")] = 0,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Print what every command prints.")] = False,
 ) -> None:
-    """Show the product on a simulated fleet: its bill, its waste, and the proof that every GPU-second is there."""
+    """Show the product on a simulated fleet: its bill, its waste, and the proof that every GPU-second is there.
+
+    Ends with a summary; logs/demo.log has every command that was run, with its output.
+    """
     now = datetime.now(UTC)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as after Ctrl-C
     stage = set_up(output, port)
+    stage.verbose = verbose
     start = (now - timedelta(days=days)).replace(hour=0, minute=0, second=0, microsecond=0)
     with collector(stage):
-        stage.say(f"collector at {stage.collector}, its Postgres in {stage.folder / 'data'}")
+        taken = "" if port or stage.port == PORT else f" (port {PORT} is taken)"
+        stage.say(f"collector at http://127.0.0.1:{stage.port}{taken}: open it, the page fills as we go")
         enter_prices(stage, start, days)
         stage.say(f"simulating {days} days of a fleet through the real agent code ...")
         month = last_month(start, now)
@@ -163,7 +190,8 @@ def demo(
             simulate_fleet(stage, middle, now, month)
         else:
             simulate_fleet(stage, start, now, month)
-        report(stage, start, now, days, month)
+        highlights = report(stage, start, now, days, month)
+        print("\n" + "\n".join(summary(stage.folder, highlights)), flush=True)
         if not once:
             live(stage, now)
 
@@ -202,7 +230,7 @@ def act(stage: Stage, start: datetime, middle: datetime) -> None:
     """The bill and the advice in the middle of the month; one is followed, and its saving is measured from then on."""
 
     seen = instant(middle)
-    stage.say("half of the month is over; who pays so far, what is advised, and one advice is followed:")
+    stage.say("half of the month is over: one recommendation is accepted, and its saving measured from then on ...")
     stage.run("gpuledger", "chargeback", "--from", f"{start:%Y-%m-%d}", "--to", f"{middle:%Y-%m-%d}", "--by", "team")
     stage.run("gpuledger", "recommend", "--as-of", seen, "--top", "3")
     listed = stage.read("gpuledger", "recommend", "--as-of", seen, "--format", "json")
@@ -222,10 +250,8 @@ def last_month(start: datetime, now: datetime) -> tuple[str, datetime] | None:
 
 def close_month(stage: Stage, name: str, end: datetime) -> None:
     """Last month is closed; then the spool of the node that was cut off arrives: the closed month stays as it is."""
+    stage.say(f"closing {name}; what {LATE_NODE} saw in its last {LATE_DAYS} days arrives after the close ...")
     stage.run("gpuledger", "close", "--period", name)
-    stage.say(
-        f"{LATE_NODE} is connected again: what it saw in the last {LATE_DAYS} days of {name} arrives after the close"
-    )
     simulate(stage, end - timedelta(days=LATE_DAYS), end, "--only", LATE_NODE)
     stage.run("gpuledger", "corrections", "--period", name)
     stage.run("gpuledger", "periods", "--verify", name)
@@ -250,18 +276,21 @@ def set_up(output: Path, port: int) -> Stage:
     (folder / MARKER).write_text("made by gpuledger demo; may be deleted\n")
     # Settings of a real installation on this machine must not reach the demo, nor its data the other way round.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER_")}
-    chosen = port or free_port(8440)
-    environment = {
-        **kept,
-        "GPULEDGER_DATA_DIR": str(folder / "data"),
-        "GPULEDGER_LISTEN": f"127.0.0.1:{chosen}",
-        "GPULEDGER_MAIL_DIR": str(folder / "mails"),
-        "GPULEDGER_MAIL_FROM": "gpuledger@example.com",
-        # the simulated fleet sends a past month through real batches
-        "GPULEDGER_MAX_EVIDENCE_AGE_DAYS": "0",
-        # the month is replayed day by day; a watch before that would tell of all of it at once
-        "GPULEDGER_BUDGET_SECONDS": "3600",
+    chosen = port or free_port(PORT)
+    settings: dict[str, str | int] = {
+        "data_dir": str(folder / "data"),
+        "listen": f"127.0.0.1:{chosen}",
+        "public_url": f"http://127.0.0.1:{chosen}",
+        "mail_dir": str(folder / "mails"),
+        "mail_from": "gpuledger@example.com",
+        # The simulated fleet sends a past month through real batches.
+        "max_evidence_age_days": 0,
+        # The month is replayed day by day; a watch before that would write about all of it at once.
+        "budget_seconds": 3600,
     }
+    # A string of JSON is one of TOML, and so is a number.
+    (folder / CONFIG).write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+    environment = kept | {f"GPULEDGER_{name.upper()}": str(value) for name, value in settings.items()}
     return Stage(folder, environment, chosen)
 
 
@@ -335,7 +364,6 @@ def enter_prices(stage: Stage, start: datetime, days: int) -> None:
     book = stage.folder / "prices.csv"
     book.write_text(PRICES.format(start=instant(start - timedelta(days=1)), change=instant(change)))
     stage.run("gpuledger", "import", "prices", "prices.csv")
-    stage.say(f"an H100-hour costs USD 6.88, and from {instant(change)} on, in the middle of an hour, 5.95")
 
 
 def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None:
@@ -358,18 +386,8 @@ def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None
     stage.run("gpuledger", "budgets")
 
 
-def show_mails(folder: Path) -> None:
-    """Where the mails are, and the subject of each."""
-
-    paths = sorted((folder / "mails").glob("*.eml"))
-    print(f"    {'mails':18} {len(paths):>10} .eml files:")
-    for path in paths:
-        mail = email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
-        say(f"        {path.name[:8]}  {mail['To']}: {str(mail['Subject']).strip()}")
-
-
-def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple[str, datetime] | None) -> None:
-    """Print the bill, the proof and the extremes, closes the last month, and leaves the files."""
+def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple[str, datetime] | None) -> Highlights:
+    """Ask the ledger what a newcomer would ask, close the last month, and leave the files."""
     first, last = f"{start:%Y-%m-%d}", f"{now:%Y-%m-%d}"
     span = ("--from", first, "--to", last)
     stage.say("rating the month ...")
@@ -377,34 +395,32 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     stage.run("gpuledger", "chargeback", *span, "--by", "team,project", "--format", "csv", "-o", "chargeback.csv")
     stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "json", "-o", "chargeback.json")
     stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "focus", "-o", "focus.csv")
-    stage.run("gpuledger", "reconcile", *span)
-    stage.say("what the simulated fleet went through, by its own script; what the ledger found of it comes after:")
+    proof = stage.run("gpuledger", "reconcile", *span)
+    # The fleet's own script goes before what the ledger found of it.
     stage.run("gpuledger-agent", "simulate", "--story", "--from", instant(start), "--to", instant(now))
+    stage.say("budgets, idle GPUs, unusual spending, recommendations ...")
     watch_month(stage, start, now, days)
     stage.run("gpuledger", "accelerators", *span, "--sort", "busiest", "--top", "5")
     stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
     stage.run("gpuledger", "idle", "--days", str(days), "--by", "state")
-    stage.run("gpuledger", "idle", "--now", "--top", "8")
-    stage.run("gpuledger", "anomalies", "--days", str(days))
+    idle = stage.run("gpuledger", "idle", "--now", "--top", "8")
+    anomalies = stage.run("gpuledger", "anomalies", "--days", str(days))
     stage.run("gpuledger", "notifications", "write")
     stage.run("gpuledger", "outbox", "send")
-    stage.run("gpuledger", "recommend", "--top", "3")
+    recommended = stage.run("gpuledger", "recommend", "--top", "3")
     stage.run("gpuledger", "recommend", "--state", "accepted,done")
     stage.run("gpuledger", "runs", *span, "--top", "5")
+    stage.say("forecast and scaling advice ...")
+    forecast = stage.run("gpuledger", "forecast", "--horizon", "24h", "--format", "csv")
     stage.run("gpuledger", "forecast", "--horizon", "24h")
     stage.run("gpuledger", "forecast", "history")
-    stage.run("gpuledger", "scale", "advise", "--delay", "10m")
+    advice = stage.run("gpuledger", "scale", "advise", "--delay", "10m")
     if month is not None:
         close_month(stage, *month)
     for name in ([] if month is None else [month[0]]) + [f"{now:%Y-%m}"]:
         stage.run("gpuledger", "statement", "--all", "--period", name, "--dir", f"statements/{name}")
-    print()
-    stage.say("done; the files are in " + str(stage.folder))
-    for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv", "budgets.toml", "contacts.toml"):
-        print(f"    {name:18} {(stage.folder / name).stat().st_size:>10,} bytes")
-    for index in sorted((stage.folder / "statements").glob("*/index.html")):
-        print(f"    {index.relative_to(stage.folder)!s}: who held, used and wasted what in that month")
-    show_mails(stage.folder)
+    stage.say(f"done; the files are in {stage.folder}")
+    return Highlights(proof, idle, anomalies, recommended, forecast, advice, None if month is None else month[0])
 
 
 def live(stage: Stage, now: datetime) -> None:
@@ -442,8 +458,7 @@ Live now: {agents} agents sample every 10 s and push every minute. Open:
     {stage.collector}/docs       the API
     {stage.collector}/metrics    the collector's own metrics
 Ask it, in another terminal:
-    export GPULEDGER_DATA_DIR={stage.folder / "data"}
-    {Path(sys.executable).with_name("gpuledger")} {question}""",
+    {Path(sys.executable).with_name("gpuledger")} {question} --config {stage.folder / CONFIG}""",
         flush=True,
     )
 
