@@ -119,6 +119,8 @@ class Board:
     until: str = "now"
     refresh: str = "5m"
     annotations: tuple[Json, ...] = ()
+    collapsed: tuple[str, ...] = ()
+    """Titles of rows that a reader opens: what not every installation has."""
 
     def as_json(self) -> Json:
         """Grafana's classic JSON."""
@@ -160,25 +162,26 @@ class Board:
 
     def _placed(self) -> list[Json]:
         placed: list[Json] = []
-        y = 0
+        number = y = 0
         for title, panels in self.rows:
-            placed.append(
-                {
-                    "id": len(placed) + 1,
-                    "type": "row",
-                    "title": title,
-                    "collapsed": False,
-                    "gridPos": {"h": 1, "w": 24, "x": 0, "y": y},
-                    "panels": [],
-                }
-            )
+            row: Json = {
+                "id": (number := number + 1),
+                "type": "row",
+                "title": title,
+                "collapsed": title in self.collapsed,
+                "gridPos": {"h": 1, "w": 24, "x": 0, "y": y},
+                "panels": [],
+            }
+            placed.append(row)
             x, y, tallest = 0, y + 1, 0
+            inside = row["panels"] if row["collapsed"] else placed
+            below = y
             for panel in panels:
                 if x + panel.width > 24:
                     x, y, tallest = 0, y + tallest, 0
-                placed.append(panel.as_json(len(placed) + 1, x, y))
+                inside.append(panel.as_json(number := number + 1, x, y))
                 x, tallest = x + panel.width, max(tallest, panel.height)
-            y += tallest
+            y = below if row["collapsed"] else y + tallest
         return placed
 
 
@@ -232,6 +235,16 @@ def link(title: str, uid: str, query: str, *, keep: tuple[str, ...] = ()) -> Jso
     """
     chosen = "".join(f"&${{{name}:queryparam}}" for name in keep)
     return {"title": title, "url": f"/d/{uid}?${{__url_time_range}}&{query}{chosen}", "targetBlank": False}
+
+
+def line(name: str, hue: str) -> Json:
+    """The series of this name as a line without an area below it or points on it."""
+    properties = [("color", {"mode": "fixed", "fixedColor": hue}), ("custom.fillOpacity", 0)]
+    properties.append(("custom.showPoints", "never"))
+    return {
+        "matcher": {"id": "byName", "options": name},
+        "properties": [{"id": key, "value": value} for key, value in properties],
+    }
 
 
 def band(low: str, high: str, hue: str) -> tuple[Json, ...]:
@@ -337,6 +350,7 @@ def table(
     if sort:
         options["sortBy"] = [{"displayName": sort, "desc": True}]
     target = query if isinstance(query, dict) else sql(query)
+    # Grafana's own least width, 150 pixels, pushes the last columns out of a half-width table.
     custom = {"align": "auto", "displayMode": cell, "filterable": False, "inspect": False, "minWidth": 50}
     more.setdefault("no_value", "–")
     return Panel("table", title, description, unit, (target,), width, height, options, custom, **more)
@@ -496,6 +510,32 @@ def annotation(name: str, query: str, hue: str) -> Json:
         "iconColor": hue,
         "target": {**sql(query), "refId": "Annotation"},
     }
+
+
+def shares(
+    title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9, **more: Any
+) -> Panel:
+    """A stacked bar a row of the query: its first column names the bar, each further one is a part of the whole."""
+    options = {
+        "orientation": "horizontal",
+        "stacking": "percent",
+        "showValue": "never",
+        "groupWidth": 0.7,
+        "barWidth": 0.9,
+        "barRadius": 0,
+        "fullHighlight": False,
+        "xTickLabelRotation": 0,
+        "xTickLabelSpacing": 0,
+        "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
+        "tooltip": {"mode": "multi", "sort": "none"},
+    }
+    custom = {"fillOpacity": 80, "lineWidth": 0, "axisPlacement": "auto"}
+    more.setdefault("color_mode", "palette-classic")
+    overrides = (*(color(name, hue) for name, hue in MEANING.items()), *more.pop("overrides", ()))
+    target = sql(query)
+    return Panel(
+        "barchart", title, description, unit, (target,), width, height, options, custom, overrides=overrides, **more
+    )
 
 
 def text(title: str, content: str, *, width: int = 12, height: int = 10) -> Panel:

@@ -120,6 +120,62 @@ ACTIVITY_COSTS = """LATERAL (
         ('activity unknown', part.rest * coalesce(part.unknown, 0))) s (name, cost)"""
 """A held line's cost by activity. What is no idle cost is divided by time: what nobody knows is not busy."""
 
+
+def leading(name: str, measured: str, where: str, by: str) -> str:
+    """The name of a series: the nine with the largest sum have their own, the others are one; ten lines a chart."""
+    first = f"SELECT {name} FROM {measured} WHERE {where} GROUP BY 1 ORDER BY sum({by}) DESC NULLS LAST, 1 LIMIT 9"
+    return f"CASE WHEN {name} IN ({first}) THEN {name} ELSE 'all others' END"
+
+
+ACTIVITY = """LATERAL (SELECT round(l.cost_micro * l.unknown_ns / nullif(l.gpu_ns, 0)) AS unknown_micro) a"""
+"""Cost of time whose activity is unknown: its part of the cost by time."""
+STATES_OF_COST = """LATERAL (VALUES
+    (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END, l.cost_micro
+        - CASE WHEN l.state = 'held' THEN coalesce(l.idle_cost_micro, 0) + coalesce(a.unknown_micro, 0) ELSE 0 END),
+    ('idle', CASE WHEN l.state = 'held' THEN l.idle_cost_micro END),
+    ('activity unknown', CASE WHEN l.state = 'held' THEN nullif(a.unknown_micro, 0) END)) s (name, cost)"""
+"""The cost of a line of the ledger, after ACTIVITY, by what the GPUs did; the parts add up to it."""
+
+KWH = "(l.energy_mj / 3.6e9)"
+"""Measured energy of a line of ledger_day; null where no energy was read."""
+GRID = f"""LEFT JOIN LATERAL (
+    SELECT c.grams_per_kwh * c.pue / 1000 AS kg_per_kwh FROM carbon_intensity c
+    WHERE c.superseded_at IS NULL AND c.pool IN ('', l.pool) AND coalesce(c.from_on, '-infinity') <= {date("l.day_ms")}
+        AND coalesce(c.to_on, 'infinity') > {date("l.day_ms")}
+    ORDER BY c.pool <> '' DESC, c.from_on DESC NULLS LAST LIMIT 1) grid ON true"""
+"""The carbon intensity of a line's pool and day, chosen as accounting.carbon does; null: none is declared."""
+
+
+def month_end(joined: str, where: str) -> str:
+    """This month's charges and its end by the pace of the last 28 full days: a row (so far, expected, low, high).
+
+    Days without charges under `where` but with a conservation check are days on which nothing was charged; days
+    without a check are unknown and not part of the pace.
+    """
+    start = f"date_trunc('month', {TODAY}::timestamp)"
+    return f"""
+    WITH day AS (
+        SELECT p.day_ms, coalesce(sum(l.cost_micro), 0) / {MICRO} AS cost
+        FROM conservation_check p LEFT JOIN (
+            SELECT l.day_ms, l.cost_micro FROM {LEDGER} l {joined} WHERE {where} AND {OWN}) l ON l.day_ms = p.day_ms
+        WHERE {whole("p")} AND p.day_ms >= {local(f"({TODAY} - 28)::timestamp")} GROUP BY 1
+    ), pace AS (
+        SELECT avg(cost) AS mean, coalesce(stddev_samp(cost), 0) AS spread FROM day
+    ), done AS (
+        SELECT (SELECT sum(l.cost_micro) / {MICRO} FROM {LEDGER} l {joined}
+                WHERE {where} AND l.day_ms >= {local(start)}) AS cost,
+            (SELECT max(p.until_ms) FROM conservation_check p) AS until_ms
+    ), ahead AS (
+        SELECT greatest(0, ({local(f"{start} + interval '1 month'")}
+            - greatest(coalesce(done.until_ms, {local(start)}), {local(start)})) / 86400000.0) AS days FROM done
+    )
+    SELECT done.cost AS "so far", coalesce(done.cost, 0) + pace.mean * ahead.days AS "expected",
+        coalesce(done.cost, 0) + greatest(0, pace.mean * ahead.days - 1.28 * pace.spread * sqrt(ahead.days)) AS "low",
+        coalesce(done.cost, 0) + pace.mean * ahead.days + 1.28 * pace.spread * sqrt(ahead.days) AS "high"
+    FROM done, pace, ahead
+    """
+
+
 ACCELERATORS = """
     SELECT a.id, a.uuid, a.model, a.gpu_index, a.gpu_micro, a.memory_bytes, a.health, a.health_cause, c.pool,
         n.name AS node

@@ -3,49 +3,74 @@
 from __future__ import annotations
 
 from dashboards.grafana import (
+    BLUE,
     COUNT,
+    EXACT,
+    GRAY,
     GREEN,
     HOURS,
     MONEY,
     ORANGE,
     RATIO,
+    SKY,
     VERMILION,
     Board,
-    bars,
+    band,
+    chosen,
+    codes,
+    color,
     column,
+    line,
     link,
     series,
+    shares,
     stat,
     table,
 )
 from dashboards.sql import (
+    ACTIVITY,
     CORRECTION,
     CURRENCY,
     DAY_TIME,
     DAYS,
     FROM_MS,
     GPU_HOUR_NS,
+    GRID,
+    KWH,
     LEDGER,
     MICRO,
     MODELS,
     OWN,
     OWNER,
     POOLS,
+    STATES_OF_COST,
     TEAM,
     TO_MS,
     TODAY,
-    apart,
     currency,
     datasource,
+    date,
+    drawn,
+    leading,
     local,
     model,
+    month_end,
     pool,
     whole,
 )
 
 CHOSEN = f"{DAYS} AND {CURRENCY} AND {POOLS} AND {MODELS}"
 WASTE = "sum(CASE WHEN l.state = 'held' THEN l.idle_cost_micro ELSE l.cost_micro END)"
-TO_TEAM = (link("Showback of this team", "gpuledger-team", "var-team=${__data.fields.team}"),)
+TO_TEAM = (
+    link(
+        "Showback of this team",
+        "gpuledger-team",
+        "var-team=${__data.fields.team:percentencode}",
+        keep=("datasource", "currency", "pool", "model"),
+    ),
+)
+PARTS_OF_COST = ("busy", "idle", "activity unknown", "unallocated", "unavailable", "unobserved", "stranded")
+GOOD_WHEN_LOWER = ((None, GREEN), (0.05, ORANGE), (0.2, VERMILION))
 
 NUMBERS = (
     stat(
@@ -53,14 +78,14 @@ NUMBERS = (
         "Capacity times rate over the range, held or not.",
         f"SELECT sum(l.cost_micro) / {MICRO} AS spend FROM {LEDGER} l WHERE {CHOSEN}",
         MONEY,
-        decimals=2,
+        decimals=0,
     ),
     stat(
         "Waste ($currency)",
         "Cost of GPU time that was held and idle, or held by nobody.",
         f"SELECT {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}",
         MONEY,
-        decimals=2,
+        decimals=0,
     ),
     stat(
         "Waste, share of spend",
@@ -86,7 +111,7 @@ NUMBERS = (
         "All cost divided by busy hours: the true unit cost.",
         f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
-        MONEY,
+        EXACT,
         decimals=2,
     ),
     stat(
@@ -100,30 +125,34 @@ NUMBERS = (
     ),
 )
 
-THIS_MONTH = f"date_trunc('month', {TODAY}::timestamp)"
-MONTH = f"""
+CHANGE = f"""
     WITH day AS (
-        SELECT l.day_ms, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l JOIN conservation_check p USING (day_ms)
-        WHERE {CURRENCY} AND {POOLS} AND {MODELS} AND {whole("p")}
-            AND l.day_ms >= {local(f"({TODAY} - 28)::timestamp")}
-        GROUP BY 1
-    ), pace AS (
-        SELECT avg(cost) AS mean, coalesce(stddev_samp(cost), 0) AS spread FROM day
-    ), done AS (
-        SELECT sum(l.cost_micro) / {MICRO} AS cost, max(p.until_ms) AS until_ms
-        FROM {LEDGER} l JOIN conservation_check p USING (day_ms)
-        WHERE {CURRENCY} AND {POOLS} AND {MODELS}
-            AND l.day_ms >= {local(THIS_MONTH)}
-    ), ahead AS (
-        SELECT greatest(0, ({local(f"{THIS_MONTH} + interval '1 month'")}
-            - coalesce(done.until_ms, {local(THIS_MONTH)})) / 86400000.0) AS days
-        FROM done
+        SELECT {TODAY} - {date("p.day_ms")} AS ago, coalesce(sum(l.cost_micro), 0) AS cost,
+            coalesce({WASTE}, 0) AS waste,
+            coalesce(sum(l.gpu_ns) FILTER (WHERE l.state = 'held'), 0) AS held
+        FROM conservation_check p LEFT JOIN (SELECT * FROM {LEDGER} l
+            WHERE {CURRENCY} AND {POOLS} AND {MODELS} AND {OWN}) l ON l.day_ms = p.day_ms
+        WHERE {whole("p")} AND p.day_ms >= {local(f"({TODAY} - 14)::timestamp")} GROUP BY 1
     )
-    SELECT done.cost AS "so far", coalesce(done.cost, 0) + pace.mean * ahead.days AS "expected",
-        coalesce(done.cost, 0) + greatest(0, pace.mean * ahead.days - 1.28 * pace.spread * sqrt(ahead.days)) AS "low",
-        coalesce(done.cost, 0) + pace.mean * ahead.days + 1.28 * pace.spread * sqrt(ahead.days) AS "high"
-    FROM done, pace, ahead
+    SELECT avg(cost) FILTER (WHERE ago <= 7) / nullif(avg(cost) FILTER (WHERE ago > 7), 0) - 1 AS spend,
+        avg(waste) FILTER (WHERE ago <= 7) / nullif(avg(waste) FILTER (WHERE ago > 7), 0) - 1 AS waste,
+        avg(held) FILTER (WHERE ago <= 7) / nullif(avg(held) FILTER (WHERE ago > 7), 0) - 1 AS "GPU-hours held"
+    FROM day
 """
+"""Means of the last seven full days against those of the seven before."""
+MONTH = month_end("", f"{CURRENCY} AND {POOLS} AND {MODELS}")
+LIST_PRICE = f"""
+    SELECT sum(l.list_cost_micro) / {MICRO} AS "at list price",
+        sum(l.cost_micro) FILTER (WHERE l.list_cost_micro IS NOT NULL) / {MICRO} AS effective,
+        (sum(l.list_cost_micro) - sum(l.cost_micro) FILTER (WHERE l.list_cost_micro IS NOT NULL)) / {MICRO} AS saved
+    FROM ledger_day l WHERE {CHOSEN}
+"""
+COVERED = f"""
+    SELECT sum((SELECT coalesce(sum((c.terms ->> 'covered_ns')::numeric), 0)
+            FROM jsonb_each(l.commitments) c (name, terms))) / nullif(sum(l.capacity_ns), 0) AS covered
+    FROM conservation_check l WHERE {DAYS}
+"""
+SHARES = ", ".join(f"sum(s.cost) FILTER (WHERE s.name = '{name}') / {MICRO} AS \"{name}\"" for name in PARTS_OF_COST)
 
 LEVELS = (
     ("org", "org"),
@@ -136,8 +165,8 @@ LEVELS = (
 OF_BUDGET = " AND ".join(
     f"(b.owner ->> '{level}' IS NULL OR o.{name} = b.owner ->> '{level}')" for level, name in LEVELS
 )
-BUDGETS = f"""
-    WITH b AS (
+BUDGET_PERIODS = f"""
+    b AS (
         SELECT id, name, owner, amount_micro, currency,
             CASE period WHEN 'range' THEN start_ms
                 ELSE {local(f"date_trunc(period, {TODAY}::timestamp)")} END AS since_ms,
@@ -148,34 +177,96 @@ BUDGETS = f"""
     )
 } END AS until_ms
         FROM budget WHERE superseded_at IS NULL AND currency = ${{currency:sqlstring}}
-    ), spent AS (
-        SELECT b.id, sum(l.cost_micro) AS cost FROM b JOIN {LEDGER} l
-            ON l.day_ms >= b.since_ms AND l.day_ms < b.until_ms AND l.currency = b.currency
-        LEFT JOIN owner o ON o.id = l.owner_id WHERE {OF_BUDGET} GROUP BY 1
     )
-    SELECT b.name AS budget, b.owner::text AS owner, b.amount_micro / {MICRO} AS amount,
-        coalesce(spent.cost, 0) / {MICRO} AS spent, coalesce(spent.cost, 0) / nullif(b.amount_micro, 0) AS "part spent",
-        least(1, greatest(0, (extract(epoch FROM now()) * 1000 - b.since_ms) / (b.until_ms - b.since_ms)))
+"""
+"""Budgets in force, with their period of now."""
+BUDGET_DAYS = f"""
+    spent AS (
+        SELECT b.id, l.day_ms, sum(l.cost_micro) AS cost FROM b JOIN {LEDGER} l
+            ON l.day_ms >= least(b.since_ms, {local(f"({TODAY} - 28)::timestamp")}) AND l.day_ms < b.until_ms
+            AND l.currency = b.currency
+        LEFT JOIN owner o ON o.id = l.owner_id WHERE {OF_BUDGET} GROUP BY 1, 2
+    ), pace AS (
+        SELECT b.id, avg(coalesce(spent.cost, 0)) AS mean, coalesce(stddev_samp(coalesce(spent.cost, 0)), 0) AS spread
+        FROM b CROSS JOIN conservation_check p LEFT JOIN spent ON spent.id = b.id AND spent.day_ms = p.day_ms
+        WHERE {whole("p")} AND p.day_ms >= {local(f"({TODAY} - 28)::timestamp")} GROUP BY 1
+    ), so_far AS (
+        SELECT b.*, coalesce((SELECT sum(cost) FROM spent WHERE spent.id = b.id AND spent.day_ms >= b.since_ms), 0)
+                AS cost,
+            greatest(0, (b.until_ms - greatest(b.since_ms, coalesce((SELECT max(until_ms) FROM conservation_check), 0)))
+                / 86400000.0) AS days_left
+        FROM b
+    ), ending AS (
+        SELECT so_far.*, so_far.cost + pace.mean * days_left AS expected,
+            1.28 * pace.spread * sqrt(days_left) AS either_way
+        FROM so_far LEFT JOIN pace ON pace.id = so_far.id
+    )
+"""
+"""What is charged to a budget's owner by day, and where its period ends by the pace of the last 28 full days."""
+BUDGETS = f"""
+    WITH {BUDGET_PERIODS}, {BUDGET_DAYS}
+    SELECT e.name AS budget, e.cost / nullif(e.amount_micro, 0) AS "part spent",
+        least(1, greatest(0, (extract(epoch FROM now()) * 1000 - e.since_ms) / (e.until_ms - e.since_ms)))
             AS "part of the time",
+        e.expected / nullif(e.amount_micro, 0) AS "part at its end", e.cost / {MICRO} AS spent,
+        e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "expected at its end",
         (SELECT string_agg(a.rule || ' ' || a.percent || ' %: ' || a.state, ', ' ORDER BY a.rule, a.percent)
-            FROM budget_alert a WHERE a.budget_id = b.id AND a.period_start_ms = b.since_ms) AS thresholds
-    FROM b LEFT JOIN spent ON spent.id = b.id ORDER BY 5 DESC NULLS LAST, 1 LIMIT 200
+            FROM budget_alert a WHERE a.budget_id = e.id AND a.period_start_ms = e.since_ms) AS thresholds,
+        coalesce((SELECT string_agg(o.key || ' ' || o.value, ', ' ORDER BY o.key) FROM jsonb_each_text(e.owner) o),
+            'the whole fleet') AS owner
+    FROM ending e ORDER BY 2 DESC NULLS LAST, 1 LIMIT 200
+"""
+BURN_UP = f"""
+    WITH {BUDGET_PERIODS}, {BUDGET_DAYS}, chosen AS (
+        SELECT * FROM ending WHERE name = ${{budget:sqlstring}} ORDER BY id LIMIT 1
+    ), day AS (
+        SELECT p.day_ms, c.*, sum(coalesce(spent.cost, 0)) OVER (ORDER BY p.day_ms) AS sum_micro,
+            least(1, (p.until_ms - c.since_ms)::numeric / (c.until_ms - c.since_ms)) AS gone
+        FROM chosen c JOIN conservation_check p ON p.day_ms >= c.since_ms AND p.day_ms < c.until_ms
+        LEFT JOIN spent ON spent.id = c.id AND spent.day_ms = p.day_ms
+    )
+    SELECT {drawn(date("l.day_ms"))} AS "time", s.name AS metric, s.micro / {MICRO} AS cost
+    FROM day l, LATERAL (VALUES ('spent', l.sum_micro), ('even pace', l.amount_micro * l.gone),
+        ('budget', l.amount_micro), ('end, low', greatest(l.cost, l.expected - l.either_way)),
+        ('end, high', l.expected + l.either_way)) s (name, micro)
+    WHERE {DAYS} AND s.micro IS NOT NULL ORDER BY 1, 2
 """
 ANOMALIES = f"""
-    SELECT f.subject, f.state AS kind, f.team, to_timestamp(f.since_ms / 1000) AS "since",
-        to_timestamp(f.resolved_ms / 1000) AS "ended", f.cost_micro / {MICRO} AS cost,
-        f.per_day_micro / {MICRO} AS "cost a day", f.confidence
+    SELECT coalesce(nullif(f.team, ''), f.subject) AS "who", f.cost_micro / {MICRO} AS cost,
+        f.per_day_micro / {MICRO} AS "cost a day", f.state AS kind, to_timestamp(f.since_ms / 1000) AS "since",
+        coalesce(to_char(to_timestamp(f.resolved_ms / 1000) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), 'ongoing')
+            AS "until", f.confidence
     FROM finding f
     WHERE f.kind = 'anomaly' AND f.since_ms < {TO_MS} AND coalesce(f.resolved_ms, {TO_MS}) >= {FROM_MS}
         AND (f.currency IS NULL OR f.currency = ${{currency:sqlstring}})
-    ORDER BY f.since_ms DESC LIMIT 100
+    ORDER BY f.resolved_ms IS NOT NULL, f.cost_micro DESC NULLS LAST, f.since_ms DESC LIMIT 100
 """
+ANOMALY_WORDS = {
+    "usage": "more use",
+    "price": "higher price",
+    "both": "more use, higher price",
+    "storm": "retry storm",
+}
+TOP_MODEL = leading("l.gpu_model", f"{LEDGER} l", CHOSEN, "l.cost_micro")
 
 BOARD = Board(
     "gpuledger-finops",
     "GPU Ledger / Executive FinOps",
     "Spend, waste, unit cost and the month's projection, from the daily ledger.",
-    (datasource(), currency(), pool(), model()),
+    (
+        datasource(),
+        currency(),
+        pool(),
+        model(),
+        chosen(
+            "budget",
+            "Budget",
+            "SELECT DISTINCT name FROM budget WHERE superseded_at IS NULL AND currency = ${currency:sqlstring} "
+            "ORDER BY 1",
+            many=False,
+            description="Whose burn-up is drawn",
+        ),
+    ),
     (
         ("The range", NUMBERS),
         (
@@ -191,98 +282,94 @@ BOARD = Board(
                     decimals=0,
                 ),
                 stat(
+                    "Last 7 days against the 7 before",
+                    "Change of the mean of a full day; corrections of closed months are not in it.",
+                    CHANGE,
+                    RATIO,
+                    width=12,
+                    decimals=1,
+                    steps=GOOD_WHEN_LOWER,
+                ),
+                stat(
+                    "List price against effective cost ($currency)",
+                    "The range's own days at list price and as charged, where the price book gives a list rate; "
+                    "corrections are not in it.",
+                    LIST_PRICE,
+                    MONEY,
+                    width=9,
+                    decimals=0,
+                ),
+                stat(
+                    "Covered by commitments",
+                    "Part of all capacity that a commitment paid for, whatever pool and model are chosen; 0 % without "
+                    "commitments.",
+                    COVERED,
+                    RATIO,
+                    width=4,
+                    decimals=1,
+                    limits=(0, 1),
+                    steps=((None, BLUE), (1, GREEN)),
+                ),
+                stat(
+                    "Energy (kWh) and CO2e (kg)",
+                    "Measured energy of all GPUs in the range, and its emissions by the declared carbon intensity and "
+                    "PUE. Time whose energy nobody read is not in it; without a carbon intensity the emissions are "
+                    "unknown.",
+                    f'SELECT sum({KWH}) AS "energy, kWh", sum({KWH} * grid.kg_per_kwh) AS "CO2e, kg" '
+                    f"FROM ledger_day l {GRID} WHERE {DAYS} AND {POOLS} AND {MODELS}",
+                    COUNT,
+                    width=5,
+                    decimals=0,
+                ),
+                stat(
                     "Days that reconcile",
                     "Share of days for which charges and capacity times rate agree to the micro-unit.",
                     "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
                     f"FROM conservation_check l WHERE {DAYS}",
                     RATIO,
                     steps=((None, VERMILION), (1, GREEN)),
-                    width=6,
+                    width=3,
                     limits=(0, 1),
                 ),
                 stat(
-                    "Teams with charges",
+                    "Teams",
                     "Teams with a charge in the range; (unattributed) counts as one.",
                     f"SELECT count(DISTINCT {TEAM}) AS teams FROM {LEDGER} l {OWNER} "
                     f"WHERE {CHOSEN} AND l.state = 'held'",
                     COUNT,
-                    width=6,
+                    width=3,
                 ),
             ),
         ),
         (
-            "Budgets and anomalies",
-            (
-                table(
-                    "Budgets ($currency)",
-                    "This period's spend against each budget. More spent than time has passed is "
-                    "the sign to look. May be empty until budgets are declared.",
-                    BUDGETS,
-                    MONEY,
-                    width=14,
-                    decimals=2,
-                    overrides=(
-                        column("budget", unit="string"),
-                        column("owner", unit="string"),
-                        column("thresholds", unit="string"),
-                        column("part of the time", unit=RATIO, decimals=0),
-                        column(
-                            "part spent",
-                            unit=RATIO,
-                            decimals=1,
-                            cell="color-text",
-                            steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
-                        ),
-                    ),
-                ),
-                table(
-                    "Anomalies ($currency)",
-                    "Spending outside the expected band, newest first. Empty is good.",
-                    ANOMALIES,
-                    MONEY,
-                    width=10,
-                    decimals=2,
-                    overrides=(
-                        column("subject", unit="string"),
-                        column("since", unit="dateTimeAsIso"),
-                        column("ended", unit="dateTimeAsIso"),
-                        column("confidence", unit=RATIO, decimals=0),
-                    ),
-                ),
-            ),
-        ),
-        (
-            "Breakdown",
+            "Where the money goes",
             (
                 series(
                     "Spend per day, by state ($currency)",
-                    "Held time is split into busy, idle and unknown activity.",
+                    "Held time is split into busy, idle and unknown activity. Corrections of closed months are in the "
+                    "tables.",
                     f"""
-                   SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.cost) / {MICRO} AS cost
-                   FROM {LEDGER} l, LATERAL (VALUES
-                       (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END,
-                           l.cost_micro - CASE WHEN l.state = 'held' THEN coalesce(l.idle_cost_micro, 0) ELSE 0 END),
-                       ('idle', CASE WHEN l.state = 'held' THEN l.idle_cost_micro END)) s (name, cost)
-                   WHERE {CHOSEN} AND s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+                   SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
+                   FROM {LEDGER} l, {ACTIVITY}, {STATES_OF_COST}
+                   WHERE {CHOSEN} AND {OWN} AND s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     MONEY,
                     bars=True,
                     stacked=True,
                     interval="1d",
-                    decimals=2,
+                    decimals=0,
                 ),
-                series(
-                    "Spend per day, by model ($currency)",
-                    "All cost, held or not.",
+                shares(
+                    "Where each dollar went, by model",
+                    "Parts of the spend of each model in the range, corrections included, dearest model first.",
                     f"""
-                   SELECT {DAY_TIME}, {apart("l.gpu_model")} AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                   FROM {LEDGER} l WHERE {CHOSEN} GROUP BY 1, 2 ORDER BY 1, 2
+                   SELECT l.gpu_model AS model, {SHARES}
+                   FROM {LEDGER} l, {ACTIVITY}, {STATES_OF_COST}
+                   WHERE {CHOSEN} GROUP BY 1 ORDER BY sum(s.cost) DESC NULLS LAST LIMIT 12
                    """,
                     MONEY,
-                    bars=True,
-                    stacked=True,
-                    interval="1d",
-                    decimals=2,
+                    height=8,
+                    decimals=0,
                 ),
                 table(
                     "Teams ($currency)",
@@ -296,7 +383,8 @@ BOARD = Board(
                   GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """,
                     MONEY,
-                    decimals=2,
+                    height=11,
+                    decimals=0,
                     overrides=(
                         column("team", links=list(TO_TEAM), unit="string"),
                         column("correction of", unit="string"),
@@ -307,18 +395,86 @@ BOARD = Board(
                             cell="color-text",
                             steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)),
                         ),
-                        column("GPU-hours", unit=HOURS, decimals=1),
+                        column("GPU-hours", unit=HOURS, decimals=0),
                     ),
                 ),
-                bars(
-                    "Waste by pool ($currency)",
-                    "Idle, unallocated and unavailable cost of each pool.",
+                series(
+                    "Spend per day, by model ($currency)",
+                    "All cost, held or not; the nine dearest models and all others.",
                     f"""
-                 SELECT l.pool, {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}
-                 GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 25
-                 """,
+                   SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.cost_micro) / {MICRO} AS cost
+                   FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
+                   """,
                     MONEY,
-                    decimals=2,
+                    height=11,
+                    bars=True,
+                    stacked=True,
+                    interval="1d",
+                    decimals=0,
+                ),
+            ),
+        ),
+        (
+            "Budgets and anomalies",
+            (
+                series(
+                    "Burn-up of $budget ($currency)",
+                    "Spent by the end of each day of the budget's period, against an even pace and the amount. The "
+                    "band is where the period should end, by the pace of the last 28 full days (80 %). May be empty "
+                    "until budgets are declared.",
+                    BURN_UP,
+                    MONEY,
+                    height=10,
+                    interval="1d",
+                    decimals=0,
+                    overrides=(
+                        color("spent", BLUE),
+                        line("even pace", GRAY),
+                        line("budget", VERMILION),
+                        *band("end, low", "end, high", SKY),
+                    ),
+                ),
+                table(
+                    "Anomalies ($currency)",
+                    "Spending outside the expected band, ongoing and dearest first, whatever pool and model are "
+                    "chosen. Empty is good.",
+                    ANOMALIES,
+                    MONEY,
+                    height=10,
+                    decimals=0,
+                    overrides=(
+                        column("who", unit="string"),
+                        column("kind", unit="string", mappings=[codes(ANOMALY_WORDS)]),
+                        column("since", unit="time:YYYY-MM-DD HH:mm", width=130),
+                        column("until", unit="string", width=130),
+                        column("confidence", unit=RATIO, decimals=0, width=85),
+                    ),
+                ),
+                table(
+                    "Budgets ($currency)",
+                    "This period's spend against each budget, whatever pool and model are chosen. More spent than time "
+                    "has passed is the sign to look. May be empty until budgets are declared.",
+                    BUDGETS,
+                    MONEY,
+                    width=24,
+                    height=7,
+                    decimals=0,
+                    overrides=(
+                        column("budget", unit="string"),
+                        column("owner", unit="string"),
+                        column("thresholds", unit="string", width=420),
+                        column("part of the time", unit=RATIO, decimals=0),
+                        *(
+                            column(
+                                name,
+                                unit=RATIO,
+                                decimals=0,
+                                cell="color-text",
+                                steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
+                            )
+                            for name in ("part spent", "part at its end")
+                        ),
+                    ),
                 ),
             ),
         ),

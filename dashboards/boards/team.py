@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import (
+    COUNT,
     GREEN,
     HOURS,
     MONEY,
@@ -10,7 +11,7 @@ from dashboards.grafana import (
     RATIO,
     VERMILION,
     Board,
-    bars,
+    codes,
     column,
     link,
     series,
@@ -18,12 +19,17 @@ from dashboards.grafana import (
     table,
 )
 from dashboards.sql import (
+    ACCELERATORS,
     CHARGES,
     CORRECTION,
     CURRENCY,
     DAY_TIME,
     DAYS,
     GPU_HOUR_NS,
+    GRID,
+    HIDDEN_SPAN,
+    INDEX,
+    KWH,
     LEDGER,
     MICRO,
     MODELS,
@@ -31,19 +37,50 @@ from dashboards.sql import (
     OWNER,
     POOLS,
     PROJECT,
+    SPAN_COLUMNS,
     TEAM,
     TEAMS,
-    apart,
+    WORKLOAD_SPAN,
     currency,
     datasource,
+    leading,
     model,
+    month_end,
+    picked,
     pool,
     team,
+    to_workload,
 )
 
+IDLE_WORDS = {
+    "never_used": "never used",
+    "gone_idle": "went idle",
+    "hollow": "hardly computes",
+    "data_starved": "waits for data",
+    "underused": "needs less",
+}
 HELD = f"{DAYS} AND l.state = 'held' AND {TEAMS} AND {POOLS} AND {MODELS}"
 PRICED = f"{HELD} AND {CURRENCY}"
-TO_WORKLOAD = (link("This workload", "gpuledger-workload", "var-workload=${__data.fields.workload}"),)
+TO_WORKLOAD = to_workload("currency")
+TO_PROJECT = (
+    link(
+        "Research by project",
+        "gpuledger-research",
+        "var-project=${__data.fields.project:percentencode}",
+        keep=("datasource", "currency", "team", "pool", "model"),
+    ),
+)
+TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
+MONTH = month_end(OWNER, f"l.state = 'held' AND {CURRENCY} AND {TEAMS} AND {POOLS} AND {MODELS}")
+FINDING_TEAM = "coalesce(nullif(f.team, ''), '(unattributed)')"
+GIVE_BACK = f"""
+    FROM finding f LEFT JOIN workload w ON w.id = f.workload_id
+    LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
+    WHERE f.kind = 'idle' AND f.resolved_ms IS NULL AND f.state IN ({", ".join(f"'{state}'" for state in IDLE_WORDS)})
+        AND {picked(FINDING_TEAM, "team")} AND {picked("a.pool", "pool")} AND {picked("a.model", "model")}
+        AND (f.currency IS NULL OR {CURRENCY.replace("l.", "f.")})
+"""
+"""Held GPUs that do nothing now: what a team can give back."""
 IDLE_STEPS = ((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))
 
 BOARD = Board(
@@ -60,35 +97,92 @@ BOARD = Board(
                     "Charges of the chosen teams.",
                     f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
                     MONEY,
-                    width=6,
-                    decimals=2,
+                    decimals=0,
                 ),
                 stat(
                     "Idle cost ($currency)",
                     "The part of the charges for held GPUs that did nothing.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
                     MONEY,
-                    width=6,
-                    decimals=2,
+                    decimals=0,
                 ),
                 stat(
                     "GPU-hours held",
                     "Held time, with or without a price.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
                     HOURS,
-                    width=6,
-                    decimals=1,
+                    decimals=0,
                 ),
                 stat(
-                    "Idle, share of known activity",
+                    "Idle, of known activity",
                     "Idle hours over all hours with known activity.",
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
                     RATIO,
-                    width=6,
                     decimals=1,
                     steps=IDLE_STEPS,
                     limits=(0, 1),
+                ),
+                stat(
+                    "Energy (kWh) and CO2e (kg)",
+                    "Measured energy of the GPUs while the chosen teams held them, and its emissions by the declared "
+                    "carbon intensity and PUE; unknown without one. Time whose energy nobody read is not in it.",
+                    f'SELECT sum({KWH}) AS "energy, kWh", sum({KWH} * grid.kg_per_kwh) AS "CO2e, kg" '
+                    f"FROM ledger_day l {OWNER} {GRID} WHERE {HELD}",
+                    COUNT,
+                    width=8,
+                    decimals=0,
+                ),
+                stat(
+                    "This month and its projection ($currency)",
+                    "Charges so far this month (of the billing zone), and its end at the pace of the last 28 full "
+                    "days, with a band of 80 % as if days were independent. A run rate, no model.",
+                    MONTH,
+                    MONEY,
+                    width=12,
+                    decimals=0,
+                ),
+                stat(
+                    "Idle or underused now",
+                    "GPUs that the table below lists, and what another day of them costs in $currency.",
+                    f'SELECT count(DISTINCT f.accelerator_id) AS "GPUs", '
+                    f"CASE WHEN count(*) = 0 THEN 0 ELSE sum(f.per_day_micro) / {MICRO} END "
+                    f'AS "cost a day" {GIVE_BACK}',
+                    MONEY,
+                    width=12,
+                    decimals=0,
+                    steps=((None, GREEN), (1, ORANGE)),
+                ),
+            ),
+        ),
+        (
+            "What to give back",
+            (
+                table(
+                    "Can be given back, or used better, now ($currency)",
+                    "Held GPUs that are idle or underused now, dearest first; a workload opens its page. Empty is "
+                    "good: may be empty.",
+                    f"""
+                  SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
+                      a.node || ' / ' || {INDEX} AS "GPU", f.state AS finding,
+                      to_timestamp(f.since_ms / 1000) AS "since", f.cost_micro / {MICRO} AS "cost so far",
+                      f.per_day_micro / {MICRO} AS "cost a day", {SPAN_COLUMNS}
+                  FROM (SELECT f.* {GIVE_BACK} ORDER BY f.per_day_micro DESC NULLS LAST LIMIT 50) f
+                  LEFT JOIN workload w ON w.id = f.workload_id
+                  LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id {WORKLOAD_SPAN}
+                  ORDER BY f.per_day_micro DESC NULLS LAST
+                  """,
+                    MONEY,
+                    width=24,
+                    height=6,
+                    decimals=0,
+                    overrides=(
+                        column("workload", links=TO_WORKLOAD, unit="string"),
+                        *(column(name, unit="string") for name in ("name", "user", "GPU")),
+                        column("finding", unit="string", mappings=[codes(IDLE_WORDS)]),
+                        column("since", unit="time:YYYY-MM-DD HH:mm"),
+                        *HIDDEN_SPAN,
+                    ),
                 ),
             ),
         ),
@@ -97,46 +191,56 @@ BOARD = Board(
             (
                 series(
                     "Cost a day, by team ($currency)",
-                    "Charges of held time.",
+                    "Charges of held time: the nine dearest teams and all others. Corrections of closed months are in "
+                    "the tables.",
                     f"""
-                   SELECT {DAY_TIME}, {apart(TEAM)} AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                   FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, 2 ORDER BY 1, 2
+                   SELECT {DAY_TIME}, {TOP_TEAM} AS metric, sum(l.cost_micro) / {MICRO} AS cost
+                   FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     MONEY,
                     bars=True,
                     stacked=True,
                     interval="1d",
-                    decimals=2,
+                    decimals=0,
                 ),
                 series(
                     "GPU-hours a day, by activity",
-                    "Busy, idle, and time whose activity nobody could read.",
+                    "Busy, idle, and time whose activity nobody could read; corrections of closed months are in the "
+                    "tables.",
                     f"""
-                   SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
+                   SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
                    FROM {LEDGER} l {OWNER}, LATERAL (VALUES ('busy', l.busy_ns), ('idle', l.idle_ns),
                        ('activity unknown', l.unknown_ns)) s (name, ns)
-                   WHERE {HELD} GROUP BY 1, 2 ORDER BY 1, 2
+                   WHERE {HELD} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     HOURS,
                     bars=True,
                     stacked=True,
                     interval="1d",
-                    decimals=1,
+                    decimals=0,
                 ),
             ),
         ),
         (
             "Who and what",
             (
-                bars(
-                    "Cost by project ($currency)",
-                    "Projects of the chosen teams, dearest first.",
+                table(
+                    "Projects ($currency)",
+                    "Projects of the chosen teams, dearest first; a project opens its own board.",
                     f"""
-                 SELECT {PROJECT} AS project, sum(l.cost_micro) / {MICRO} AS cost
-                 FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 25
-                 """,
+                  SELECT {PROJECT} AS project, sum(l.cost_micro) / {MICRO} AS cost,
+                      sum(l.idle_cost_micro) / {MICRO} AS "idle cost", sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
+                  FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, l.correction_of
+                  ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                  """,
                     MONEY,
-                    decimals=2,
+                    decimals=0,
+                    overrides=(
+                        column("project", unit="string", links=list(TO_PROJECT), width=180),
+                        column("correction of", unit="string"),
+                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
+                    ),
                 ),
                 table(
                     "People ($currency)",
@@ -150,11 +254,10 @@ BOARD = Board(
                   ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """,
                     MONEY,
-                    decimals=2,
+                    decimals=0,
                     overrides=(
                         column("user", unit="string"),
                         column("correction of", unit="string"),
-                        column("GPU-hours", unit=HOURS, decimals=1),
                         column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
                     ),
                 ),
@@ -165,27 +268,32 @@ BOARD = Board(
                   WITH top AS (
                       SELECT l.workload_id, sum(l.cost_micro) AS cost
                       FROM {CHARGES} l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                  ), line AS (
+                      SELECT top.workload_id, l.correction_of, min(l.start_ms) AS start_ms,
+                          sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS idle_cost,
+                          sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours,
+                          sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS idle_part
+                      FROM top JOIN {CHARGES} l ON l.workload_id = top.workload_id {OWNER}
+                      WHERE {PRICED} GROUP BY 1, 2
                   )
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
-                      to_timestamp(min(l.start_ms) / 1000) AS "first charged",
-                      sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
-                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
-                  FROM top JOIN {CHARGES} l ON l.workload_id = top.workload_id {OWNER}
-                  LEFT JOIN workload w ON w.id = top.workload_id
-                  WHERE {PRICED} GROUP BY top.workload_id, w.id, l.correction_of ORDER BY 5 DESC NULLS LAST, 1
+                      to_timestamp(l.start_ms / 1000) AS "first charged", l.cost, l.idle_cost AS "idle cost",
+                      l.hours AS "GPU-hours", l.idle_part AS "idle part", {CORRECTION}, {SPAN_COLUMNS}
+                  FROM line l LEFT JOIN workload w ON w.id = l.workload_id {WORKLOAD_SPAN}
+                  ORDER BY 5 DESC NULLS LAST, 1
                   """,
                     MONEY,
                     width=24,
-                    decimals=2,
+                    decimals=0,
                     overrides=(
-                        column("workload", links=list(TO_WORKLOAD), unit="string"),
+                        column("workload", links=TO_WORKLOAD, unit="string"),
                         column("name", unit="string"),
                         column("user", unit="string"),
                         column("correction of", unit="string"),
-                        column("first charged", unit="dateTimeAsIso"),
+                        column("first charged", unit="time:YYYY-MM-DD HH:mm"),
                         column("GPU-hours", unit=HOURS, decimals=1),
                         column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
+                        *HIDDEN_SPAN,
                     ),
                 ),
             ),

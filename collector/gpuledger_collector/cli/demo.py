@@ -73,6 +73,11 @@ ACTED_FROM_DAYS = 14
 ADVISED = "sim2real"
 FINE_NODE, FINE_HOURS, STEP, FINE_STEP = "a100-02", 36, "5m", "20s"
 """One node's last hours are sampled finely: that a job waits for its data shows within minutes, not between them."""
+CARBON = """[[carbon]]
+region = "an average grid"
+grams_per_kwh = 450
+pue = 1.3
+"""
 CONTACTS = """[[contact]]
 user = "*"
 address = "{user}@example.com"
@@ -378,6 +383,8 @@ def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None
         )
     )
     (stage.folder / "contacts.toml").write_text(CONTACTS)
+    (stage.folder / "carbon.toml").write_text(CARBON)
+    stage.run("gpuledger", "apply", "carbon.toml")
     stage.run("gpuledger", "apply", "budgets.toml")
     stage.run("gpuledger", "apply", "contacts.toml")
     tomorrow = now + timedelta(days=1)

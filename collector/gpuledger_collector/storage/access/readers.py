@@ -25,6 +25,7 @@ READABLE = (
     "budget",
     "budget_alert",
     "capacity",
+    "carbon_intensity",
     "charge",
     "corrected_day",
     "correction",

@@ -1,0 +1,245 @@
+"""What research costs, by project, experiment and model of GPU."""
+
+from __future__ import annotations
+
+from dashboards.grafana import (
+    COUNT,
+    EXACT,
+    GREEN,
+    HOURS,
+    MONEY,
+    ORANGE,
+    RATIO,
+    VERMILION,
+    Board,
+    chosen,
+    column,
+    link,
+    series,
+    shares,
+    stat,
+    table,
+)
+from dashboards.sql import (
+    CORRECTION,
+    CURRENCY,
+    DAY_TIME,
+    DAYS,
+    GPU_HOUR_NS,
+    GRID,
+    KWH,
+    LEDGER,
+    MICRO,
+    MODELS,
+    OWN,
+    OWNER,
+    POOLS,
+    PROJECT,
+    TEAM,
+    TEAMS,
+    currency,
+    datasource,
+    leading,
+    model,
+    month_end,
+    picked,
+    pool,
+    team,
+)
+
+CHOICE = f"l.state = 'held' AND {TEAMS} AND {picked(PROJECT, 'project')} AND {POOLS} AND {MODELS}"
+HELD = f"{DAYS} AND {CHOICE}"
+PRICED = f"{HELD} AND {CURRENCY}"
+NAMED = f"{TEAM} || ' / ' || {PROJECT}"
+"""Two teams may have projects of the same name."""
+TOP_PROJECT = leading(NAMED, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
+TOP_MODEL = leading("l.gpu_model", f"{LEDGER} l", f"{DAYS} AND {CURRENCY}", "l.cost_micro")
+IDLE_STEPS = ((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))
+TO_TEAM = (
+    link(
+        "Showback of this team",
+        "gpuledger-team",
+        "var-team=${__data.fields.team:percentencode}",
+        keep=("datasource", "currency", "pool", "model"),
+    ),
+)
+PER_KWH = f"""
+    SELECT l.day_ms, l.owner_id, l.gpu_model, {KWH} AS kwh, {KWH} * grid.kg_per_kwh AS kg
+    FROM ledger_day l {OWNER} {GRID} WHERE {HELD}
+"""
+
+BOARD = Board(
+    "gpuledger-research",
+    "GPU Ledger / Research",
+    "What projects and experiments cost, on which GPUs, how well they use them, and their energy.",
+    (
+        datasource(),
+        currency(),
+        team(),
+        chosen(
+            "project",
+            "Project",
+            f"SELECT DISTINCT {PROJECT} FROM owner o WHERE {TEAMS} UNION SELECT '(unattributed)' ORDER BY 1",
+        ),
+        pool(),
+        model(),
+    ),
+    (
+        (
+            "The range",
+            (
+                stat(
+                    "Cost ($currency)",
+                    "Charges of the chosen projects.",
+                    f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
+                    MONEY,
+                    decimals=0,
+                ),
+                stat(
+                    "GPU-hours",
+                    "Time for which the chosen projects held GPUs.",
+                    f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
+                    HOURS,
+                    decimals=0,
+                ),
+                stat(
+                    "Cost of a busy GPU-hour ($currency)",
+                    "All charges divided by busy hours.",
+                    f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS cost "
+                    f"FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN}",
+                    EXACT,
+                    decimals=2,
+                ),
+                stat(
+                    "Idle, of known activity",
+                    "Idle hours over all hours with known activity.",
+                    "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
+                    f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
+                    RATIO,
+                    decimals=1,
+                    steps=IDLE_STEPS,
+                    limits=(0, 1),
+                ),
+                stat(
+                    "Energy (kWh) and CO2e (kg)",
+                    "Measured energy while the chosen projects held GPUs, and its emissions by the declared carbon "
+                    "intensity and PUE; unknown without one. Time whose energy nobody read is not in it.",
+                    f'SELECT sum(e.kwh) AS "energy, kWh", sum(e.kg) AS "CO2e, kg" FROM ({PER_KWH}) e',
+                    COUNT,
+                    width=8,
+                    decimals=0,
+                ),
+                stat(
+                    "This month and its projection ($currency)",
+                    "Charges so far this month (of the billing zone), and its end at the pace of the last 28 full "
+                    "days, with a band of 80 % as if days were independent. A run rate, no model.",
+                    month_end(OWNER, f"{CHOICE} AND {CURRENCY}"),
+                    MONEY,
+                    width=24,
+                    decimals=0,
+                ),
+            ),
+        ),
+        (
+            "Projects and models",
+            (
+                series(
+                    "Cost a day, by project ($currency)",
+                    "The nine dearest projects and all others; corrections of closed months are in the table.",
+                    f"""
+                   SELECT {DAY_TIME}, {TOP_PROJECT} AS metric, sum(l.cost_micro) / {MICRO} AS cost
+                   FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
+                   """,
+                    MONEY,
+                    bars=True,
+                    stacked=True,
+                    interval="1d",
+                    height=10,
+                    decimals=0,
+                ),
+                shares(
+                    "What each project's GPU-hours did",
+                    "Busy, idle, and time whose activity nobody could read; dearest projects first.",
+                    f"""
+                   SELECT {NAMED} AS project, sum(l.busy_ns) / {GPU_HOUR_NS} AS busy,
+                       sum(l.idle_ns) / {GPU_HOUR_NS} AS idle, sum(l.unknown_ns) / {GPU_HOUR_NS} AS "activity unknown"
+                   FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1
+                   ORDER BY sum(l.cost_micro) DESC NULLS LAST, 1 LIMIT 12
+                   """,
+                    HOURS,
+                    height=10,
+                    decimals=0,
+                ),
+                table(
+                    "Projects ($currency)",
+                    "Cost, hours, idle part and energy of each project, dearest first. A team opens its showback.",
+                    f"""
+                  WITH e AS (
+                      SELECT e.owner_id, sum(e.kwh) AS kwh, sum(e.kg) AS kg FROM ({PER_KWH}) e GROUP BY 1
+                  ), energy AS (
+                      SELECT {TEAM} AS team, {PROJECT} AS project, sum(e.kwh) AS kwh, sum(e.kg) AS kg
+                      FROM e LEFT JOIN owner o ON o.id = e.owner_id GROUP BY 1, 2
+                  ), money AS (
+                      SELECT {TEAM} AS team, {PROJECT} AS project, l.correction_of,
+                          sum(l.cost_micro) / {MICRO} AS cost, sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours,
+                          sum(l.idle_cost_micro) / {MICRO} AS idle_cost,
+                          sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS idle_part,
+                          string_agg(DISTINCT l.gpu_model, ', ') AS models
+                      FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, 2, 3
+                  )
+                  SELECT l.team, l.project, l.cost, l.idle_cost AS "idle cost", l.hours AS "GPU-hours",
+                      l.idle_part AS "idle part", CASE WHEN {OWN} THEN energy.kwh END AS "energy, kWh",
+                      CASE WHEN {OWN} THEN energy.kg END AS "CO2e, kg", {CORRECTION}, l.models
+                  FROM money l LEFT JOIN energy USING (team, project) ORDER BY 3 DESC NULLS LAST, 1, 2 LIMIT 100
+                  """,
+                    MONEY,
+                    width=24,
+                    height=10,
+                    decimals=0,
+                    overrides=(
+                        column("team", unit="string", links=list(TO_TEAM)),
+                        column("project", unit="string"),
+                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
+                        column("correction of", unit="string"),
+                        column("models", unit="string", width=420),
+                    ),
+                ),
+                series(
+                    "GPU-hours a day, by model",
+                    "Held by the chosen projects: the nine dearest models of the fleet and all others.",
+                    f"""
+                   SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours
+                   FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
+                   """,
+                    HOURS,
+                    bars=True,
+                    stacked=True,
+                    interval="1d",
+                    height=10,
+                    decimals=0,
+                ),
+                table(
+                    "Experiments ($currency)",
+                    "Dearest experiments of the chosen projects, by the tags of their workloads.",
+                    f"""
+                  SELECT {PROJECT} AS project, o.experiment, sum(l.cost_micro) / {MICRO} AS cost,
+                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
+                  FROM {LEDGER} l {OWNER} WHERE {PRICED} AND o.experiment <> '' GROUP BY 1, 2, l.correction_of
+                  ORDER BY 3 DESC NULLS LAST, 1, 2 LIMIT 100
+                  """,
+                    MONEY,
+                    height=10,
+                    decimals=0,
+                    overrides=(
+                        column("project", unit="string"),
+                        column("experiment", unit="string"),
+                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
+                        column("correction of", unit="string"),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+"""For a head of research."""
