@@ -103,6 +103,8 @@ class Panel:
             panel["transformations"] = list(self.transformations)
         if self.time_from:
             panel["timeFrom"] = self.time_from
+            # Beside the title of a number there is no room for it; the description says it.
+            panel["hideTimeOverride"] = self.kind == "stat"
         return panel
 
 
@@ -316,7 +318,7 @@ def series(
         "lineWidth": 1,
         # A day is drawn at its midnight: its bar begins there.
         "barAlignment": 1 if bars else 0,
-        "showPoints": "never" if bars else "auto",
+        "showPoints": "never" if bars or stacked else "auto",
         # Lines read at different instants leave nulls in each other; a pause of 15 minutes is a gap, as for a node.
         "spanNulls": False if bars or stacked else GAP_MS,
         "stacking": {"group": "A", "mode": "normal" if stacked else "none"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.grafana import GREEN, HOURS, MONEY, VERMILION, Board, Panel, column, stat, table
+from dashboards.grafana import EXACT, GREEN, MONEY, VERMILION, Board, Panel, column, stat, table
 from dashboards.sql import DAYS, GPU_HOUR_NS, LEDGER, MICRO, OWNER, currency, datasource, date, drawn
 from gpuledger_collector.accounting.currencies import MINOR_DIGITS
 
@@ -103,13 +103,15 @@ def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str
         title,
         description,
         statement(levels, names),
-        MONEY,
+        EXACT,
         width=24,
         height=height,
+        decimals=2,
+        no_value=" ",  # an empty cell, as in the CSV
         overrides=(
             *(column(name, unit="string") for name in (*names, "currency", "correction_of")),
-            column("gpu_hours", unit=HOURS, decimals=6),
-            column("gpu_hours_idle", unit=HOURS, decimals=6),
+            column("gpu_hours", decimals=6),
+            column("gpu_hours_idle", decimals=6),
         ),
     )
     panel.options["footer"] = {
@@ -157,7 +159,7 @@ BOARD = Board(
                     "- coalesce((l.capacity_cost ->> ${currency:sqlstring})::numeric, 0)) / "
                     f"{MICRO} AS difference "
                     f"FROM conservation_check l WHERE {DAYS}",
-                    MONEY,
+                    EXACT,
                     width=6,
                     decimals=6,
                     steps=((None, VERMILION), (0, GREEN), (0.000001, VERMILION)),
@@ -205,13 +207,13 @@ BOARD = Board(
                       l.imported_ns / {GPU_HOUR_NS} AS imported, to_timestamp(l.until_ms / 1000) AS "until"
                   FROM conservation_check l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
                   """,
-                    HOURS,
+                    EXACT,
                     width=24,
                     decimals=2,
                     overrides=(
                         column("day", unit="time:YYYY-MM-DD"),
                         column("holds", unit="bool_yes_no"),
-                        column("until", unit="dateTimeAsIso"),
+                        column("until", unit="time:YYYY-MM-DD HH:mm"),
                     ),
                 ),
             ),

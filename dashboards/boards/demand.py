@@ -5,21 +5,22 @@ from __future__ import annotations
 from dashboards.grafana import (
     BLUE,
     COUNT,
-    GRAY,
+    EXACT,
     GREEN,
     ORANGE,
     RATIO,
     SKY,
     VERMILION,
     Board,
+    band,
     color,
     column,
+    line,
     series,
     stat,
     table,
 )
 from dashboards.sql import (
-    DAY_MS,
     DAY_TIME,
     DAYS,
     FROM_MS,
@@ -42,23 +43,54 @@ DAY_NS = "(max(p.until_ms - p.day_ms) * 1e6)"
 """The length of the day: 23 to 25 hours."""
 CHOSEN = f"{POOLS} AND {MODELS}"
 FULL = f"JOIN conservation_check p ON p.day_ms = l.day_ms AND {whole('p')}"
+KNOWN = """(SELECT day_ms, state, pool, gpu_model, gpu_ns FROM ledger_day
+    UNION ALL SELECT day_ms, state, pool, gpu_model, gpu_ns::numeric FROM correction)"""
+"""What is known of each day by now: its ledger, and what arrived after its month was closed."""
 HELD_NS = "sum(l.gpu_ns) FILTER (WHERE l.state = 'held')"
-LONGEST_MS = 4 * DAY_MS
-"""Hours of a longer range are too many to add up while a person waits."""
+SEEN = """(coalesce(sum(l.gpu_ns) FILTER (WHERE l.state = 'unobserved'), 0) <= 0.05 * sum(l.gpu_ns))"""
+HELD_GPUS = f"CASE WHEN {SEEN} THEN coalesce({HELD_NS}, 0) / {DAY_NS} END"
+"""GPUs held on average; null on a day of which more than 5 % was not observed: unknown demand is not zero."""
+QUEUES = "Queues and waiting times (where a scheduler's queue or records are read)"
 
 WEEKS = f"""
     WITH past AS (
-        SELECT {date("l.day_ms")} AS day, coalesce({HELD_NS}, 0) / {DAY_NS} AS gpus FROM ledger_day l {FULL}
+        SELECT {date("l.day_ms")} AS day, {HELD_GPUS} AS gpus FROM {KNOWN} l {FULL}
         WHERE {CHOSEN} AND l.day_ms >= {local(f"({TODAY} - 28)::timestamp")}
             AND l.day_ms < {local(f"{TODAY}::timestamp")} GROUP BY l.day_ms
     ), ahead AS (
         SELECT {TODAY} + step AS day FROM generate_series(0, 13) step
     ), repeated AS (
-        SELECT ahead.day, avg(past.gpus) AS mean, min(past.gpus) AS low, max(past.gpus) AS high, count(*) AS weeks
+        SELECT ahead.day, avg(past.gpus) AS mean, min(past.gpus) AS low, max(past.gpus) AS high,
+            count(past.gpus) AS weeks
         FROM ahead JOIN past ON mod(ahead.day - past.day, 7) = 0 GROUP BY 1
     )
 """
-"""Each coming day as the same weekday of the last four weeks: the baseline that every forecast has to beat."""
+"""Each coming day as the same weekday of the last four weeks, of those that were observed: the baseline that every
+forecast has to beat."""
+NOW_HELD = f"""
+    SELECT count(*) AS accelerators FROM gpu_latest n
+    JOIN capacity l ON l.accelerator_id = n.accelerator_id AND l.out_ms IS NULL
+    WHERE n.state = 'held' AND n.at_ms > extract(epoch FROM now()) * 1000 - 900000 AND {CHOSEN}
+"""
+"""What a node said in the last 15 minutes is taken for now."""
+
+DECISIONS = series(
+    "Decisions and demand",
+    "GPUs that each pool should hold by its decisions, what the best reactive "
+    "setting asked for, and the demand that they were made from.",
+    f"""
+   SELECT $__unixEpochGroupAlias(d.made_ms / 1000, $__interval), d.pool || ', ' || s.name AS metric,
+       avg(s.gpus) AS gpus
+   FROM scaling_decision d, LATERAL (VALUES ('wanted', d.demand_gpus), ('reactive', d.reactive_gpus),
+       ('decided', d.desired_gpus)) s (name, gpus)
+   WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} GROUP BY 1, 2 ORDER BY 1, 2
+   """,
+    EXACT,
+    width=12,
+    interval="5m",
+    decimals=1,
+    time_from="24h",
+)
 
 BOARD = Board(
     "gpuledger-demand",
@@ -72,35 +104,35 @@ BOARD = Board(
             (
                 stat(
                     "Held now",
-                    "Accelerators held by a workload, by the latest samples; all pools.",
-                    "SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held'",
+                    "Accelerators held by a workload, by samples of the last 15 minutes.",
+                    NOW_HELD,
                     COUNT,
                     width=6,
                 ),
                 stat(
                     "Mean demand",
-                    "GPUs held on average over the full days of the range.",
-                    f"SELECT avg(gpus) AS gpus FROM (SELECT coalesce({HELD_NS}, 0) / {DAY_NS} AS gpus FROM "
-                    f"ledger_day l "
+                    "GPUs held on average over the full days of the range; days that were not observed are left out.",
+                    f"SELECT avg(gpus) AS gpus FROM (SELECT {HELD_GPUS} AS gpus FROM {KNOWN} l "
                     f"{FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
-                    COUNT,
+                    EXACT,
                     width=6,
                     decimals=1,
                 ),
                 stat(
                     "Busiest day",
                     "Highest daily mean of held GPUs in the range.",
-                    f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_NS} / {DAY_NS} AS gpus FROM ledger_day l {FULL} "
+                    f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_GPUS} AS gpus FROM {KNOWN} l {FULL} "
                     f"WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
-                    COUNT,
+                    EXACT,
                     width=6,
                     decimals=1,
                 ),
                 stat(
                     "Headroom on the busiest day",
                     "Share of the capacity that nobody held on that day.",
-                    f"SELECT 1 - max(part) AS part FROM (SELECT {HELD_NS} / nullif(sum(l.gpu_ns), 0) AS part "
-                    f"FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
+                    f"SELECT 1 - max(part) AS part FROM (SELECT CASE WHEN {SEEN} THEN coalesce({HELD_NS}, 0) "
+                    f"/ nullif(sum(l.gpu_ns), 0) END AS part FROM {KNOWN} l {FULL} WHERE {DAYS} AND {CHOSEN} "
+                    "GROUP BY l.day_ms) days",
                     RATIO,
                     width=6,
                     decimals=1,
@@ -119,42 +151,220 @@ BOARD = Board(
                     f"""
                    {WEEKS}
                    SELECT {DAY_TIME}, s.name AS metric, s.gpus FROM (
-                       SELECT l.day_ms, {HELD_NS} / {DAY_NS} AS held, sum(l.gpu_ns) / {DAY_NS} AS capacity
-                       FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY 1) l,
+                       SELECT l.day_ms, {HELD_GPUS} AS held, sum(l.gpu_ns) / {DAY_NS} AS capacity
+                       FROM {KNOWN} l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY 1) l,
                        LATERAL (VALUES ('held', l.held), ('capacity', l.capacity)) s (name, gpus)
                    WHERE s.gpus IS NOT NULL
                    UNION ALL
                    SELECT {drawn("l.day")}, s.name, s.gpus FROM repeated l,
                        LATERAL (VALUES ('baseline', l.mean), ('baseline, low', l.low),
-                           ('baseline, high', l.high)) s (name, gpus)
+                           ('baseline, high', l.high)) s (name, gpus) WHERE s.gpus IS NOT NULL
                    ORDER BY 1, 2
                    """,
-                    COUNT,
+                    EXACT,
                     width=24,
                     height=10,
                     interval="1d",
                     decimals=1,
-                    overrides=(color("baseline", SKY), color("baseline, low", GRAY), color("baseline, high", GRAY)),
+                    overrides=(
+                        line("capacity", "text"),
+                        line("baseline", SKY),
+                        *band("baseline, low", "baseline, high", SKY),
+                    ),
                 ),
                 series(
                     "Held and unallocated, hour by hour",
-                    "GPUs by their state in each hour. For ranges up to four "
-                    "days; longer ones may be empty here, and stand above by day.",
+                    "GPUs by their state in each hour of the last four days; hours of a longer range are too many to "
+                    "add up while a person waits.",
                     f"""
                    SELECT to_timestamp(u.hour_ms / 1000) AS "time", s.name AS metric,
                        sum(s.ms * (a.gpu_micro / 1e6)) / 3.6e6 AS gpus
-                   FROM usage_hour u JOIN accelerator a ON a.id = u.accelerator_id,
+                   FROM usage_hour u JOIN accelerator a ON a.id = u.accelerator_id
+                   JOIN LATERAL (SELECT c.pool, c.gpu_model FROM capacity c WHERE c.accelerator_id = u.accelerator_id
+                       AND c.in_ms < u.hour_ms + 3600000 AND coalesce(c.out_ms, u.hour_ms + 1) > u.hour_ms
+                       ORDER BY c.in_ms DESC LIMIT 1) l ON {CHOSEN},
                        LATERAL (VALUES (CASE WHEN u.state = 'held' THEN 'busy' ELSE u.state END,
                                CASE WHEN u.state = 'held' THEN u.busy_ms ELSE u.held_ms END),
                            ('idle', u.idle_ms), ('activity unknown', u.unknown_ms)) s (name, ms)
-                   WHERE {between("u.hour_ms")} AND {TO_MS} - {FROM_MS} <= {LONGEST_MS} AND s.ms > 0
+                   WHERE {between("u.hour_ms")} AND s.ms > 0
+                       AND u.hour_ms + 3600000 <= (SELECT max(until_ms) FROM conservation_check)
                    GROUP BY 1, 2 ORDER BY 1, 2
                    """,
-                    COUNT,
+                    EXACT,
+                    width=24,
                     stacked=True,
                     interval="1h",
                     decimals=1,
+                    time_from="4d",
                 ),
+            ),
+        ),
+        (
+            "Forecasts and actual demand",
+            (
+                series(
+                    "Forecast and actual demand, all models",
+                    "Hour by hour: GPUs of the chosen pools that were held, and the forecast that was stored at the "
+                    "midnight before: likely, and a band that 80 % of the hours should lie in. Forecasts are made for "
+                    "pools, so the choice of models changes neither; bands of several pools are added up.",
+                    f"""
+                   WITH forecast AS (
+                       SELECT (b.origin_ms + h.place * b.step_ms) / 1000 AS at,
+                           CASE q.quantile::float8 WHEN 0.1 THEN 'low' WHEN 0.5 THEN 'forecast' ELSE 'high' END AS name,
+                           (h.gpus ->> (q.place - 1)::int)::float8 AS gpus
+                       FROM backtest b, jsonb_array_elements(b.forecast -> 'values') WITH ORDINALITY h (gpus, place),
+                           jsonb_array_elements(b.forecast -> 'quantiles') WITH ORDINALITY q (quantile, place)
+                       WHERE b.grouped = 'pool' AND {picked("b.series", "pool")}
+                           AND b.origin_ms >= {FROM_MS} - b.horizon_ms AND b.origin_ms < {TO_MS}
+                           AND q.quantile::float8 IN (0.1, 0.5, 0.9)
+                   )
+                   SELECT * FROM (
+                       SELECT to_timestamp(at) AS "time", name AS metric, sum(gpus) AS gpus FROM forecast GROUP BY 1, 2
+                       UNION ALL
+                       SELECT to_timestamp(l.at_ms / 3600000 * 3600), 'actual', sum(l.gpu_ns) / 3.6e12
+                       FROM owner_5min l WHERE {between("l.at_ms")} AND l.state = 'held' AND {POOLS}
+                           AND l.at_ms < (SELECT max(until_ms) FROM conservation_check) / 3600000 * 3600000
+                       GROUP BY 1) hours
+                   ORDER BY 1, 2
+                   """,
+                    EXACT,
+                    width=24,
+                    height=10,
+                    interval="1h",
+                    decimals=1,
+                    overrides=(line("actual", "text"), line("forecast", BLUE), *band("low", "high", SKY)),
+                ),
+                table(
+                    "Forecast accuracy",
+                    "Over the known hours of the range, all models of a pool: the share inside the "
+                    "band, and how much smaller the loss was than that of the naive forecast.",
+                    f"""
+                  SELECT b.series AS pool, count(*) AS forecasts, sum(b.known) AS hours,
+                      sum(b.inside)::float8 / nullif(sum(b.known), 0) AS "in band",
+                      1 - sum(b.loss) / nullif(sum(b.naive_loss), 0) AS "better than naive"
+                  FROM backtest b WHERE b.grouped = 'pool' AND {between("b.origin_ms")} AND {picked("b.series", "pool")}
+                  GROUP BY 1 ORDER BY 1 LIMIT 100
+                  """,
+                    COUNT,
+                    width=12,
+                    height=8,
+                    overrides=(
+                        column(
+                            "in band",
+                            unit=RATIO,
+                            decimals=0,
+                            cell="color-text",
+                            steps=((None, VERMILION), (0.65, ORANGE), (0.75, GREEN)),
+                        ),
+                        column("better than naive", unit=RATIO, decimals=0),
+                    ),
+                ),
+                DECISIONS,
+            ),
+        ),
+        (
+            "Capacity",
+            (
+                table(
+                    "Outcome of the decisions",
+                    "If each was followed: GPU-hours of wait (demand above what was "
+                    "decided) and waste (the opposite), compared with the best reactive setting; waste in money. A "
+                    "decision is judged when its hour is over.",
+                    f"""
+                  SELECT p.pool, p.decisions, coalesce(o.judged, 0) AS judged, o.wait,
+                      o.reactive_wait AS "reactive wait", o.waste, o.reactive_waste AS "reactive waste",
+                      o.cost AS "waste cost", o.currency
+                  FROM (SELECT d.pool, count(*) AS decisions FROM scaling_decision d
+                      WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} GROUP BY 1) p
+                  LEFT JOIN LATERAL (SELECT o.currency, count(*) AS judged, sum(o.wait_gpu_s) / 3600 AS wait,
+                          sum(o.reactive_wait_gpu_s) / 3600 AS reactive_wait, sum(o.waste_gpu_s) / 3600 AS waste,
+                          sum(o.reactive_waste_gpu_s) / 3600 AS reactive_waste, sum(o.waste_micro) / 1e6 AS cost
+                      FROM scaling_outcome o JOIN scaling_decision d ON d.id = o.decision_id
+                      WHERE d.pool = p.pool AND {between("d.made_ms")} GROUP BY 1) o ON true
+                  ORDER BY 1, o.currency LIMIT 100
+                  """,
+                    EXACT,
+                    width=24,
+                    height=5,
+                    decimals=1,
+                    overrides=(
+                        column("decisions", decimals=0),
+                        column("judged", decimals=0),
+                        column("waste cost", unit=EXACT, decimals=2),
+                        column("currency", unit="string"),
+                    ),
+                ),
+                table(
+                    "Latest decisions",
+                    "The most recent decisions of each pool in the range, with their reasons.",
+                    f"""
+                  SELECT to_timestamp(d.made_ms / 1000) AS "time", d.pool, d.desired_gpus AS decided,
+                      d.demand_gpus AS demand, d.reactive_gpus AS reactive, o.wait_gpu_s / 3600 AS wait,
+                      o.waste_gpu_s / 3600 AS waste, d.reason
+                  FROM scaling_decision d LEFT JOIN scaling_outcome o ON o.decision_id = d.id
+                  WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} ORDER BY d.made_ms DESC, d.id DESC
+                  LIMIT 100
+                  """,
+                    EXACT,
+                    width=24,
+                    height=7,
+                    decimals=1,
+                    overrides=(
+                        column("time", unit="time:YYYY-MM-DD HH:mm", width=140),
+                        column("pool", unit="string", width=120),
+                        *(column(name, width=80) for name in ("decided", "demand", "reactive", "wait", "waste")),
+                        column("reason", unit="string"),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "Pools",
+            (
+                table(
+                    "Pools over the range",
+                    "Where GPUs are scarce and where they are idle: daily means of full days that were observed.",
+                    f"""
+                  SELECT pool, model, 1 - max(held) / nullif(max(there), 0) AS headroom, avg(held) AS "mean demand",
+                      max(held) AS "busiest day", avg(there) AS capacity
+                  FROM (SELECT l.day_ms, l.pool, l.gpu_model AS model, {HELD_GPUS} AS held,
+                          sum(l.gpu_ns) / {DAY_NS} AS there
+                      FROM {KNOWN} l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY 1, 2, 3) days
+                  GROUP BY 1, 2 ORDER BY 3, 1, 2 LIMIT 100
+                  """,
+                    EXACT,
+                    width=14,
+                    decimals=1,
+                    overrides=(
+                        column("pool", unit="string"),
+                        column("model", unit="string", width=210),
+                        column(
+                            "headroom",
+                            unit=RATIO,
+                            decimals=0,
+                            cell="color-text",
+                            steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
+                        ),
+                    ),
+                ),
+                table(
+                    "The coming days",
+                    "The baseline in numbers, with the number of weeks that it averages.",
+                    f"""
+                  {WEEKS}
+                  SELECT {drawn("day")} AS day, mean AS "baseline", low, high, weeks FROM repeated
+                  ORDER BY 1
+                  """,
+                    EXACT,
+                    width=10,
+                    decimals=1,
+                    overrides=(column("day", unit="time:ddd YYYY-MM-DD"), column("weeks", decimals=0)),
+                ),
+            ),
+        ),
+        (
+            QUEUES,
+            (
                 series(
                     "Waiting times of imported jobs",
                     "From submission to start: half of the jobs waited less, and nine "
@@ -171,171 +381,24 @@ BOARD = Board(
                     interval="1h",
                     overrides=(color("half", BLUE), color("nine of ten", ORANGE)),
                 ),
-            ),
-        ),
-        (
-            "Forecasts and actual demand",
-            (
-                series(
-                    "Forecast and actual demand",
-                    "Hour by hour: GPUs held, and low, likely and high of the forecast that "
-                    "was stored at the midnight before. 80 % of the hours should lie inside.",
-                    f"""
-                   SELECT * FROM (
-                       SELECT to_timestamp((b.origin_ms + h.place * b.step_ms) / 1000) AS "time",
-                           b.series || CASE q.quantile::float8 WHEN 0.1 THEN ', low' WHEN 0.5 THEN ', forecast'
-                               ELSE ', high' END AS metric,
-                           (h.gpus ->> (q.place - 1)::int)::float8 AS gpus
-                       FROM backtest b, jsonb_array_elements(b.forecast -> 'values') WITH ORDINALITY h (gpus, place),
-                           jsonb_array_elements(b.forecast -> 'quantiles') WITH ORDINALITY q (quantile, place)
-                       WHERE b.grouped = 'pool' AND {picked("b.series", "pool")}
-                           AND b.origin_ms >= {FROM_MS} - b.horizon_ms AND b.origin_ms < {TO_MS}
-                           AND q.quantile::float8 IN (0.1, 0.5, 0.9)
-                       UNION ALL
-                       SELECT to_timestamp(l.at_ms / 3600000 * 3600), l.pool || ', actual', sum(l.gpu_ns) / 3.6e12
-                       FROM owner_5min l WHERE {between("l.at_ms")} AND l.state = 'held' AND {POOLS} AND {MODELS}
-                       GROUP BY 1, 2) hours
-                   ORDER BY 1, 2
-                   """,
-                    COUNT,
-                    width=24,
-                    height=10,
-                    interval="1h",
-                    decimals=1,
-                ),
-                table(
-                    "Forecast accuracy",
-                    "Over the known hours of the range: the share inside the "
-                    "band, and how much smaller the loss was than that of the naive forecast.",
-                    f"""
-                  SELECT b.series AS pool, count(*) AS forecasts, sum(b.known) AS hours,
-                      sum(b.inside)::float8 / nullif(sum(b.known), 0) AS "in band",
-                      1 - sum(b.loss) / nullif(sum(b.naive_loss), 0) AS "better than naive"
-                  FROM backtest b WHERE b.grouped = 'pool' AND {between("b.origin_ms")} AND {picked("b.series", "pool")}
-                  GROUP BY 1 ORDER BY 1 LIMIT 100
-                  """,
-                    COUNT,
-                    width=12,
-                    overrides=(
-                        column(
-                            "in band",
-                            unit=RATIO,
-                            cell="color-text",
-                            steps=((None, VERMILION), (0.65, ORANGE), (0.75, GREEN)),
-                        ),
-                        column("better than naive", unit=RATIO),
-                    ),
-                ),
                 series(
                     "GPUs requested in queues",
-                    "Requested in the queue of each scheduler and not held yet; all pools. May be "
-                    "empty where no queue is read.",
+                    "Requested in the queue of each scheduler and not held yet, whatever pool and model are chosen. "
+                    "May be empty where no queue is read.",
                     f"""
                    SELECT $__unixEpochGroupAlias(l.at_ms / 1000, $__interval), l.source AS metric,
                        avg(l.gpu_micro) / 1e6 AS gpus
                    FROM queue_reading l WHERE {between("l.at_ms")} GROUP BY 1, 2 ORDER BY 1, 2
                    """,
-                    COUNT,
+                    EXACT,
                     interval="5m",
                     decimals=1,
-                ),
-            ),
-        ),
-        (
-            "Capacity",
-            (
-                series(
-                    "Decisions and demand",
-                    "GPUs that each pool should hold by its decisions, what the best reactive "
-                    "setting asked for, and the demand that they were made from.",
-                    f"""
-                   SELECT $__unixEpochGroupAlias(d.made_ms / 1000, $__interval), d.pool || ', ' || s.name AS metric,
-                       avg(s.gpus) AS gpus
-                   FROM scaling_decision d, LATERAL (VALUES ('wanted', d.demand_gpus), ('reactive', d.reactive_gpus),
-                       ('decided', d.desired_gpus)) s (name, gpus)
-                   WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} GROUP BY 1, 2 ORDER BY 1, 2
-                   """,
-                    COUNT,
-                    interval="5m",
-                    decimals=1,
-                ),
-                table(
-                    "Outcome of the decisions",
-                    "If each was followed: GPU-hours of wait (demand above what was "
-                    "decided) and waste (the opposite), compared with the best reactive setting; waste in money.",
-                    f"""
-                  SELECT d.pool, count(*) AS decisions, sum(o.wait_gpu_s) / 3600 AS wait,
-                      sum(o.reactive_wait_gpu_s) / 3600 AS "reactive wait", sum(o.waste_gpu_s) / 3600 AS waste,
-                      sum(o.reactive_waste_gpu_s) / 3600 AS "reactive waste",
-                      sum(o.waste_micro) / 1e6 AS "waste cost", o.currency
-                  FROM scaling_outcome o JOIN scaling_decision d ON d.id = o.decision_id
-                  WHERE {between("o.from_ms")} AND {picked("d.pool", "pool")} GROUP BY d.pool, o.currency
-                  ORDER BY 1, 8 LIMIT 100
-                  """,
-                    COUNT,
-                    decimals=1,
-                    overrides=(column("decisions", decimals=0), column("waste cost", decimals=2)),
-                ),
-                table(
-                    "Latest decisions",
-                    "The most recent decisions of each pool in the range, with their reasons.",
-                    f"""
-                  SELECT to_timestamp(d.made_ms / 1000) AS "time", d.pool, d.demand_gpus AS demand,
-                      d.reactive_gpus AS reactive, d.desired_gpus AS decided, o.wait_gpu_s / 3600 AS wait,
-                      o.waste_gpu_s / 3600 AS waste, d.reason
-                  FROM scaling_decision d LEFT JOIN scaling_outcome o ON o.decision_id = d.id
-                  WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} ORDER BY d.made_ms DESC, d.id DESC
-                  LIMIT 100
-                  """,
-                    COUNT,
-                    width=24,
-                    decimals=1,
-                ),
-            ),
-        ),
-        (
-            "Pools",
-            (
-                table(
-                    "Pools over the range",
-                    "Where GPUs are scarce and where they are idle: daily means of full days.",
-                    f"""
-                  SELECT pool, model, avg(held) AS "mean demand", max(held) AS "busiest day", avg(there) AS capacity,
-                      1 - max(held) / nullif(max(there), 0) AS headroom
-                  FROM (SELECT l.day_ms, l.pool, l.gpu_model AS model, coalesce({HELD_NS}, 0) / {DAY_NS} AS held,
-                          sum(l.gpu_ns) / {DAY_NS} AS there
-                      FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY 1, 2, 3) days
-                  GROUP BY 1, 2 ORDER BY 6, 1, 2 LIMIT 100
-                  """,
-                    COUNT,
-                    width=12,
-                    decimals=1,
-                    overrides=(
-                        column(
-                            "headroom",
-                            unit=RATIO,
-                            cell="color-text",
-                            steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
-                        ),
-                    ),
-                ),
-                table(
-                    "The coming days",
-                    "The baseline in numbers, with the number of weeks that it averages.",
-                    f"""
-                  {WEEKS}
-                  SELECT {drawn("day")} AS day, mean AS "baseline", low, high, weeks FROM repeated
-                  ORDER BY 1
-                  """,
-                    COUNT,
-                    width=12,
-                    decimals=1,
-                    overrides=(column("day", unit="time:ddd YYYY-MM-DD"), column("weeks", decimals=0)),
                 ),
             ),
         ),
     ),
     since="now-28d/d",
     until="now+14d/d",
+    collapsed=(QUEUES,),
 )
 """For those who buy, rent and scale."""

@@ -283,7 +283,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Last 7 days against the 7 before",
-                    "Change of the mean of a full day; corrections of closed months are not in it.",
+                    "Change of the mean of a full day; corrections of closed months are not in it. May be empty until "
+                    "more than a week is known.",
                     CHANGE,
                     RATIO,
                     width=12,

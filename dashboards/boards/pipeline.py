@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dashboards.grafana import COUNT, GREEN, ORANGE, RATIO, VERMILION, Board, column, link, series, stat, table
-from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, datasource, date, drawn, node, picked
+from dashboards.grafana import COUNT, EXACT, GREEN, ORANGE, RATIO, VERMILION, Board, column, link, series, stat, table
+from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, datasource, date, drawn, leading, node, picked
 
 NODES = picked("n.name", "node")
 BEAT = "coalesce((n.heartbeat ->> '{}')::bigint, 0)"
 PRODUCED, ACKED, PENDING, DROPPED, DEAD = (
     BEAT.format(name) for name in ("produced", "acked", "pending", "dropped", "dead")
 )
-TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node}"),)
+TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=("datasource",)),)
 BATCHES = "$__timeFilter(b.received_at)"
+RUNS = "$__timeFilter(r.started_at) AND r.ended_at IS NOT NULL"
+SLOWEST = leading("r.job", "job_run r", RUNS, "extract(epoch FROM r.ended_at - r.started_at)")
+FAULTS = "Failed jobs and conflicts (empty is good)"
 NONE_IS_GOOD = ((None, GREEN), (1, VERMILION))
 
 BOARD = Board(
@@ -24,11 +27,12 @@ BOARD = Board(
             "At a glance",
             (
                 stat(
-                    "Nodes heard of in 5 minutes",
-                    "Part of the known nodes whose agent gave a sign of life.",
+                    "Nodes heard of",
+                    "Part of the known nodes whose agent gave a sign of life in the last 5 minutes.",
                     "SELECT count(*) FILTER (WHERE n.last_seen_at >= now() - interval '5 minutes')::float8 "
                     f"/ nullif(count(*), 0) AS part FROM node n WHERE {NODES}",
                     RATIO,
+                    width=3,
                     limits=(0, 1),
                     steps=((None, VERMILION), (0.9, ORANGE), (1, GREEN)),
                 ),
@@ -37,37 +41,59 @@ BOARD = Board(
                     "Since the last sign of life of the most silent node.",
                     f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {NODES}",
                     "s",
+                    width=3,
                     decimals=0,
                     steps=((None, GREEN), (300, ORANGE), (3600, VERMILION)),
                 ),
                 stat(
-                    "Batches lost by agents",
+                    "Batches lost",
                     "Dropped from full spools or refused for good, by the agents' own counts.",
                     f"SELECT coalesce(sum({DROPPED} + {DEAD}), 0) AS batches FROM node n WHERE {NODES}",
                     COUNT,
+                    width=3,
                     steps=NONE_IS_GOOD,
                 ),
                 stat(
-                    "Batches that wait in spools",
+                    "Batches waiting",
                     "Made and not yet acknowledged, at each node's last sign of life.",
                     f"SELECT coalesce(sum({PENDING}), 0) AS batches FROM node n WHERE {NODES}",
                     COUNT,
+                    width=3,
                 ),
                 stat(
-                    "Hours and days to recompute",
+                    "To recompute",
                     "Marks of hours and days with new evidence that jobs have not taken up yet.",
                     "SELECT (SELECT count(*) FROM hour_recompute) AS hours, (SELECT count(*) FROM day_recompute) "
                     "AS days",
                     COUNT,
+                    width=3,
                 ),
                 stat(
                     "Days that reconcile",
-                    "Part of the rated days of the range, to the last micro-unit.",
+                    "Part of the rated days of the last 30 days, to the last micro-unit.",
                     "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
                     f"FROM conservation_check l WHERE {DAYS}",
                     RATIO,
+                    width=3,
                     steps=((None, VERMILION), (1, GREEN)),
+                    time_from="30d/d",
                     limits=(0, 1),
+                ),
+                stat(
+                    "Failed job runs",
+                    "Runs of the range that failed or were interrupted; the last row of this board lists them.",
+                    "SELECT count(*) AS runs FROM job_run r WHERE $__timeFilter(r.started_at) AND r.outcome <> 'done'",
+                    COUNT,
+                    width=3,
+                    steps=NONE_IS_GOOD,
+                ),
+                stat(
+                    "Conflicts",
+                    "Other bytes under a known batch number in the range; the last row of this board lists them.",
+                    "SELECT count(*) AS conflicts FROM ingest_conflict i WHERE $__timeFilter(i.received_at)",
+                    COUNT,
+                    width=3,
+                    steps=NONE_IS_GOOD,
                 ),
             ),
         ),
@@ -89,7 +115,7 @@ BOARD = Board(
                 ),
                 series(
                     "Unobserved capacity",
-                    "Unobserved time of each day, over its capacity.",
+                    "Unobserved time of each of the last 30 days, over its capacity.",
                     f"""
                    SELECT {DAY_TIME}, l.unobserved_ns / nullif(l.capacity_ns, 0) AS "unobserved"
                    FROM conservation_check l WHERE {DAYS} ORDER BY 1
@@ -98,6 +124,7 @@ BOARD = Board(
                     bars=True,
                     interval="1d",
                     decimals=2,
+                    time_from="30d/d",
                 ),
             ),
         ),
@@ -111,9 +138,9 @@ BOARD = Board(
                     "ahead of) "
                     "the last sign of life.",
                     f"""
-                  SELECT n.name AS node, {PRODUCED} AS produced, {ACKED} AS acknowledged, {PENDING} AS pending,
-                      {DROPPED} AS dropped, {DEAD} AS dead,
-                      {PRODUCED} - {ACKED} - {PENDING} - {DROPPED} - {DEAD} AS unaccounted,
+                  SELECT n.name AS node, {PRODUCED} - {ACKED} - {PENDING} - {DROPPED} - {DEAD} AS unaccounted,
+                      {DROPPED} AS dropped, {DEAD} AS dead, {PENDING} AS pending, {PRODUCED} AS produced,
+                      {ACKED} AS acknowledged,
                       newest.at_ms / 1000.0 - extract(epoch FROM n.last_seen_at) AS "newest sample",
                       n.last_seen_at AS "last seen"
                   FROM node n LEFT JOIN (SELECT c.node_id, max(l.at_ms) AS at_ms FROM gpu_latest l
@@ -123,7 +150,8 @@ BOARD = Board(
                       {DROPPED} + {DEAD} DESC, 1 LIMIT 2000
                   """,
                     COUNT,
-                    width=14,
+                    width=24,
+                    height=8,
                     decimals=0,
                     overrides=(
                         column("node", unit="string", links=list(TO_NODE)),
@@ -131,7 +159,7 @@ BOARD = Board(
                         column("dropped", cell="color-text", steps=NONE_IS_GOOD),
                         column("dead", cell="color-text", steps=NONE_IS_GOOD),
                         column("newest sample", unit="s"),
-                        column("last seen", unit="dateTimeAsIso"),
+                        column("last seen", unit="time:YYYY-MM-DD HH:mm:ss"),
                     ),
                 ),
                 table(
@@ -139,67 +167,45 @@ BOARD = Board(
                     "Batches of the range by spool: numbers between the first and the last "
                     "that never came. What was dropped leaves a hole; what waits does not.",
                     f"""
-                  SELECT n.name AS node, found.epoch::text AS spool, found.batches, found.missing, found.samples,
-                      found.usage_intervals, found.newest
+                  SELECT n.name AS node, found.missing, found.batches, found.samples,
+                      found.usage_intervals AS "usage intervals", found.newest, found.epoch::text AS spool
                   FROM (SELECT b.node_id, b.epoch, count(*) AS batches,
                           max(b.seq) - min(b.seq) + 1 - count(*) AS missing, sum(b.samples) AS samples,
                           sum(b.usage_intervals) AS usage_intervals, max(b.received_at) AS newest
                       FROM ingest_batch b WHERE {BATCHES} GROUP BY 1, 2) found
-                  JOIN node n ON n.id = found.node_id WHERE {NODES} ORDER BY 4 DESC, 1, 2 LIMIT 500
+                  JOIN node n ON n.id = found.node_id WHERE {NODES} ORDER BY 2 DESC, 1, 7 LIMIT 500
                   """,
                     COUNT,
-                    width=10,
+                    width=24,
+                    height=8,
                     decimals=0,
                     overrides=(
                         column("node", unit="string", links=list(TO_NODE)),
                         column("missing", cell="color-text", steps=NONE_IS_GOOD),
-                        column("newest", unit="dateTimeAsIso"),
+                        column("newest", unit="time:YYYY-MM-DD HH:mm:ss"),
+                        column("spool", unit="string", width=320),
                     ),
                 ),
             ),
         ),
         (
-            "Jobs and conflicts",
+            "Jobs and days",
             (
                 series(
                     "How long jobs run",
-                    "Longest run of each job.",
-                    """
-                   SELECT $__timeGroupAlias(r.started_at, $__interval), r.job AS metric,
+                    "Longest run of the nine slowest jobs, and of all others.",
+                    f"""
+                   SELECT $__timeGroupAlias(r.started_at, $__interval), {SLOWEST} AS metric,
                        max(extract(epoch FROM r.ended_at - r.started_at)) AS seconds
-                   FROM job_run r WHERE $__timeFilter(r.started_at) AND r.ended_at IS NOT NULL
-                   GROUP BY 1, 2 ORDER BY 1, 2
+                   FROM job_run r WHERE {RUNS} GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     "s",
-                    width=8,
+                    width=24,
                     interval="1m",
                 ),
                 table(
-                    "Failed jobs",
-                    "Failed and interrupted runs of the range; empty is good.",
-                    """
-                  SELECT r.started_at AS started, r.job, coalesce(r.outcome, 'running') AS outcome, r.detail
-                  FROM job_run r WHERE $__timeFilter(r.started_at) AND r.outcome <> 'done' ORDER BY 1 DESC LIMIT 100
-                  """,
-                    "string",
-                    width=8,
-                    overrides=(column("started", unit="dateTimeAsIso"),),
-                ),
-                table(
-                    "Conflicts",
-                    "Other bytes under a known batch number: a copied spool or a clash of names. May be "
-                    "empty, and then that is good.",
-                    """
-                  SELECT i.received_at AS received, i.node_name AS node, i.epoch::text AS spool, i.seq
-                  FROM ingest_conflict i WHERE $__timeFilter(i.received_at) ORDER BY 1 DESC LIMIT 100
-                  """,
-                    "none",
-                    width=8,
-                    overrides=(column("received", unit="dateTimeAsIso"),),
-                ),
-                table(
                     "Where the capacity went",
-                    "Each day of the range, in GPU-hours, and whether its proof holds.",
+                    "Each of the last 30 days, in GPU-hours, and whether its proof holds.",
                     f"""
                   SELECT {drawn(date("l.day_ms"))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
@@ -210,9 +216,10 @@ BOARD = Board(
                           / {GPU_HOUR_NS} AS difference
                   FROM conservation_check l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
                   """,
-                    COUNT,
+                    EXACT,
                     width=24,
                     decimals=2,
+                    time_from="30d/d",
                     overrides=(
                         column("day", unit="time:YYYY-MM-DD"),
                         column("holds", unit="bool_yes_no"),
@@ -221,8 +228,47 @@ BOARD = Board(
                 ),
             ),
         ),
+        (
+            FAULTS,
+            (
+                table(
+                    "Failed jobs",
+                    "Failed and interrupted runs of the range; empty is good.",
+                    """
+                  SELECT r.started_at AS started, r.job, coalesce(r.outcome, 'running') AS outcome, r.detail
+                  FROM job_run r WHERE $__timeFilter(r.started_at) AND r.outcome <> 'done' ORDER BY 1 DESC LIMIT 100
+                  """,
+                    "string",
+                    width=14,
+                    height=6,
+                    overrides=(
+                        column("started", unit="time:YYYY-MM-DD HH:mm:ss", width=150),
+                        column("job", width=160),
+                        column("outcome", width=100),
+                    ),
+                ),
+                table(
+                    "Conflicts",
+                    "Other bytes under a known batch number: a copied spool or a clash of names. May be "
+                    "empty, and then that is good.",
+                    """
+                  SELECT i.received_at AS received, i.node_name AS node, i.epoch::text AS spool, i.seq
+                  FROM ingest_conflict i WHERE $__timeFilter(i.received_at) ORDER BY 1 DESC LIMIT 100
+                  """,
+                    "none",
+                    width=10,
+                    height=6,
+                    overrides=(
+                        column("received", unit="time:YYYY-MM-DD HH:mm:ss", width=150),
+                        column("node", unit="string"),
+                        column("spool", unit="string"),
+                    ),
+                ),
+            ),
+        ),
     ),
-    since="now-24h",
+    since="now-6h",
+    collapsed=(FAULTS,),
     refresh="1m",
 )
 """Open it before an argument about a bill."""

@@ -135,8 +135,20 @@ BOARD = Board(
                     "days, with a band of 80 % as if days were independent. A run rate, no model.",
                     month_end(OWNER, f"{CHOICE} AND {CURRENCY}"),
                     MONEY,
-                    width=24,
+                    width=14,
                     decimals=0,
+                ),
+                stat(
+                    "Projects, experiments and people",
+                    "With a charge in the range; an experiment is a tag of its workloads.",
+                    f"""
+                  SELECT count(DISTINCT {NAMED}) AS projects,
+                      count(DISTINCT {NAMED} || ' / ' || o.experiment) FILTER (WHERE o.experiment <> '') AS experiments,
+                      count(DISTINCT o.user_name) FILTER (WHERE o.user_name <> '') AS people
+                  FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN}
+                  """,
+                    COUNT,
+                    width=10,
                 ),
             ),
         ),

@@ -1,0 +1,102 @@
+"""What numbers of the boards mean: unknown is never zero, a chart stays readable, and panels agree with each other."""
+
+from collections import defaultdict
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from fakes.boards import BOARDS, SPAN, asked, chosen, options
+
+pytestmark = pytest.mark.slow
+
+MONEY_BOARDS = ("finops", "team", "research", "demand", "pipeline")
+
+
+@pytest.fixture
+def ledger(seeded):
+    """A connection that may change the ledger, until the end of the test."""
+    with psycopg.connect(seeded) as connection:
+        yield connection
+        connection.rollback()
+
+
+def rows(connection, board, title, **choice):
+    """The rows of a panel, by column, with all chosen but for `choice`."""
+    values = {**chosen(BOARDS[board], options(connection, BOARDS[board], SPAN), "all"), **choice}
+    (query,) = [query for query in asked(board, values, SPAN) if query.title == title]
+    cursor = connection.execute(query.sql.encode())
+    names = [column.name for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def test_a_day_that_nobody_observed_is_no_day_without_demand(ledger):
+    """Its demand is unknown: the mean, the lowest of the baseline and the busiest day are those of the other days."""
+    day_ms = "(SELECT min(day_ms) FROM ledger_day)"
+    ledger.execute(f"UPDATE ledger_day SET state = 'unobserved' WHERE day_ms = {day_ms}")
+    (unseen,) = rows(ledger, "demand", "Mean demand")
+    ledger.execute(f"DELETE FROM ledger_day WHERE day_ms = {day_ms}")
+    (others,) = rows(ledger, "demand", "Mean demand")
+    assert unseen == others
+    assert others["gpus"] > 5
+    assert all(row["low"] is None or row["low"] > 5 for row in rows(ledger, "demand", "The coming days"))
+
+
+def test_demand_answers_to_the_choice_of_a_model(ledger):
+    """Held now, by the hour and by the day; the forecast is the whole pool's, as is the demand drawn with it."""
+    ledger.execute("UPDATE gpu_latest SET at_ms = extract(epoch FROM now()) * 1000")
+    for title in ("Held now", "Held and unallocated, hour by hour", "Demand, capacity and baseline"):
+        everything = rows(ledger, "demand", title)
+        assert rows(ledger, "demand", title, model=["NVIDIA L4"]) != everything, title
+    title = "Forecast and actual demand, all models"
+    assert rows(ledger, "demand", title, model=["NVIDIA L4"]) == rows(ledger, "demand", title) != []
+
+
+def test_unknown_activity_is_not_busy(ledger):
+    """Time whose activity nobody could read is a part of its own, in money as in hours."""
+    ledger.execute("UPDATE ledger_day SET unknown_ns = gpu_ns, busy_ns = 0, idle_ns = 0, idle_cost_micro = NULL")
+    by_state = defaultdict(Decimal)
+    for row in rows(ledger, "finops", "Spend per day, by state ($currency)"):
+        by_state[row["metric"]] += row["cost"]
+    assert by_state["activity unknown"] > 0
+    assert by_state["busy"] == 0
+    assert all(row["busy"] == 0 for row in rows(ledger, "research", "What each project's GPU-hours did"))
+
+
+@pytest.mark.parametrize("board", MONEY_BOARDS)
+def test_a_chart_has_at_most_ten_series(ledger, board):
+    """Also with more projects than that: the nine largest have their own, the others are one."""
+    ledger.execute(
+        "INSERT INTO owner (org, team, project, experiment, run, user_name) "
+        "SELECT '', 'many', 'project ' || n, '', '', '' FROM generate_series(1, 20) n"
+    )
+    ledger.execute(
+        "INSERT INTO ledger_day (day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, "
+        "unknown_ns, cost_micro) SELECT (SELECT min(day_ms) FROM ledger_day), o.id, 'held', 'default', "
+        "'model ' || o.id, 'USD', 1, 1, 0, 0, 1000000000 FROM owner o WHERE o.team = 'many'"
+    )
+    charts = [panel["title"] for panel in BOARDS[board]["panels"] if panel["type"] == "timeseries"]
+    for title in charts:
+        names = {row["metric"] for row in rows(ledger, board, title) if "metric" in row}
+        assert len(names) <= 10, title
+    if board == "research":
+        assert "all others" in {row["metric"] for row in rows(ledger, board, "Cost a day, by project ($currency)")}
+
+
+def test_the_burn_up_ends_where_the_table_of_budgets_stands(ledger):
+    """The last point of what is spent is the table's, and the amount is the budget's."""
+    by_name = {row["budget"]: row for row in rows(ledger, "finops", "Budgets ($currency)")}
+    lines = defaultdict(list)
+    for row in rows(ledger, "finops", "Burn-up of $budget ($currency)", budget="fleet"):
+        lines[row["metric"]].append(row["cost"])
+    assert lines["spent"][-1] == by_name["fleet"]["spent"] > 0
+    assert lines["spent"] == sorted(lines["spent"])
+    assert set(lines["budget"]) == {by_name["fleet"]["amount"]}
+    assert lines["end, low"][0] <= by_name["fleet"]["expected at its end"] <= lines["end, high"][0]
+
+
+def test_parts_of_a_dollar_are_the_spend(ledger):
+    """Where each dollar went, by model, adds up to the spend, corrections included."""
+    (spend,) = rows(ledger, "finops", "Spend ($currency)")
+    parts = rows(ledger, "finops", "Where each dollar went, by model")
+    assert sum(value for row in parts for name, value in row.items() if name != "model" and value) == spend["spend"]
