@@ -98,6 +98,11 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
     page = Page(pages.render_overview(reads, pages.HourlyCache(list), "", Principal("admin", "a")))
     assert page.faults == []
     assert f"{lines} lines correct months that are closed (0.00 USD in sum)" in page.text
+    (table,) = [one for one in page.tables if one.rows[0][-1] == "cost, USD"]
+    (row,) = [line for line in table.rows if line[0].startswith("corrections of 2025-10")]
+    assert row[0].endswith("1.0 GPU-hours moved from one row to another")
+    assert row[2:] == ["–", "–", "0.00"]
+    assert "-" not in "".join(line[2] for line in table.rows[1:]), "no row has negative hours"
     assert "2025-10 is the last closed month" in page.text
 
 
@@ -122,6 +127,17 @@ def test_one_gpu_without_a_price_or_a_rated_day(fleet, overview):
     assert "Charged this month not known" in page.text
     assert "gpuledger import prices" in page.text
     assert "no day is rated yet" in page.text
+
+
+def test_slices_of_a_gpu_are_named(fleet, overview):
+    """A number of GPUs that is not whole says why: an instance of MIG counts by its share."""
+    fleet.accelerator(3, gpu_micro=333_333)
+    for number in (1, 3):
+        fleet.capacity(number, 30 * DAY)
+    page = Page(overview())
+    assert page.faults == []
+    assert "GPUs 1.3 on" in page.text
+    assert "1 MIG slice counted by its share of a GPU" in page.text
 
 
 def test_no_gpu_but_imported_usage(run, written, overview):
@@ -151,6 +167,7 @@ def test_who_may_look(dsn, rated, tmp_path):
             status, headers, text = collector.request("GET", path)
             assert (status, headers["WWW-Authenticate"][:5], Page(text).faults) == (401, "Basic", [])
             assert "vision" not in text
+            assert "give your token as the password" in Page(text).text
             for given in (f"Bearer {SECRET}", "Basic " + base64.b64encode(f"any:{SECRET}".encode()).decode()):
                 assert collector.request("GET", path, headers={"Authorization": given})[0] == 200
             for bad in ("Basic !!", "Basic " + base64.b64encode(b"x:y").decode(), "Bearer", "Basic /w=="):
@@ -171,6 +188,18 @@ def test_what_is_not_there_is_a_page_with_a_sentence(dsn, rated):
             assert (answered, words in text) == (status, True), (path, answered, text[-600:])
             assert Page(text).faults == []
             assert headers["Cache-Control"] == "no-store"
+        browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+        for path in ("/statment", "/statements/team", "/%3Cscript%3E"):
+            answered, headers, text = collector.request("GET", path, headers=browser)
+            assert (answered, Page(text).faults) == (404, []), path
+            assert "There is nothing at /" in Page(text).text
+            assert headers["Content-Type"] == "text/html; charset=utf-8"
+            assert collector.request("GET", path)[2]["detail"].startswith("There is nothing at /"), (
+                "a program gets JSON"
+            )
+        told = collector.request("GET", "/v1/nonsense", headers=browser)[2]
+        assert told == {"detail": "There is nothing at /v1/nonsense. /docs lists what there is."}
+        assert "pool" in collector.request("GET", "/v1/scaling/none")[2]["detail"], "a route's own sentence stays"
         answered, _, told = collector.request("GET", "/statements/team/a%00b/2025-10")
         assert (answered, "NUL" in told["detail"]) == (422, True), "refused before any page is asked"
 

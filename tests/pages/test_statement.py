@@ -117,6 +117,26 @@ def test_unknown_is_not_idle_and_not_used(furnished, run, ledger):
     assert (section.held.unknown_ns, section.held.busy_ns) == (section.row.gpu_ns, 0)
     page = Page(as_html(made_of(ledger, HOSTILE)))
     assert "Held but idle not known its cost is not known" in page.text
+    assert "Used not known no reading says what these GPUs did" in page.text
+    (days,) = [table for table in page.tables if table.rows[0][0].startswith("day")]
+    held = [row for row in days.rows[1:] if row[3] != "0.0"]
+    assert held
+    assert {tuple(row[1:3]) for row in held} == {("not known", "not known")}
+    for name in ("job", "project", "model"):
+        assert {tuple(row[2:4]) for row in page.table(name).rows[1:]} == {("not known", "not known")}, name
+
+
+def test_spans_of_different_length_are_named(furnished, run, ledger):
+    """September has 30 days, October 31: the page says so, and what a day cost in each."""
+    run("chargeback", *MONTH)
+    run("chargeback", "--from", "2025-09-01", "--to", "2025-10-01")
+    change = made_of(ledger, "vision").changes["USD"]
+    page = Page(as_html(made_of(ledger, "vision")))
+    a_day = [
+        f"{micro // days / 1_000_000:.2f}" for micro, days in ((change.before_micro, 30), (change.after_micro, 31))
+    ]
+    assert "The two spans differ in length: 30 days before and 31 after, so a part of the volume is more" in page.text
+    assert f"A day cost {a_day[0]} USD before and {a_day[1]} USD after" in page.text
 
 
 def test_a_month_that_is_closed_and_corrected(furnished, run, ledger):

@@ -276,12 +276,18 @@ def _round_known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]],
     return [None if value is None else next(rounded) for value in values]
 
 
+def totals(rows: Sequence[ReportRow]) -> tuple[ReportRow, ...]:
+    """One total for each currency of some rows of a report, in the order of the rows."""
+    currencies = dict.fromkeys(row.currency for row in rows)
+    return tuple(_total(name, [row for row in rows if row.currency == name], len(rows[0].keys)) for name in currencies)
+
+
 def _total(currency: str | None, rows: Sequence[ReportRow], width: int) -> ReportRow:
     """The sum of rows as printed, so that a reader who adds them up gets it exactly."""
     sums: dict[str, Any] = {}
     for name in (name for printed, exact, _, _ in _PRINTED for name in (printed, exact)):
         values = [getattr(row, name) for row in rows]
-        sums[name] = _sum_all(values) if name in _ALL_OR_UNKNOWN else _sum_known(values)
+        sums[name] = _sum_all(values) if name in _ALL_OR_UNKNOWN else sum_known(values)
     return ReportRow(keys=("",) * width, currency=currency, **sums)
 
 
@@ -291,7 +297,7 @@ def _sum_all(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _sum_known(values: Iterable[_Number | None]) -> _Number | None:
+def sum_known(values: Iterable[_Number | None]) -> _Number | None:
     """The sum of what is known; None when nothing is."""
     known = [value for value in values if value is not None]
     return sum(known[1:], known[0]) if known else None

@@ -37,6 +37,16 @@ class Measures:
         """Whether some of the time is known to be busy or idle; only then do idle time and its cost mean something."""
         return self.unknown_ns != self.gpu_ns or bool(self.idle_ns)
 
+    @property
+    def known_busy_ns(self) -> int | None:
+        """Busy time; None where time was held and nothing is known of its activity."""
+        return None if self.gpu_ns and not self.has_known_activity else self.busy_ns
+
+    @property
+    def known_idle_ns(self) -> int | None:
+        """Idle time; None where time was held and nothing is known of its activity."""
+        return None if self.gpu_ns and not self.has_known_activity else self.idle_ns
+
     def plus(self, other: Measures) -> Self:
         """Add another's measures to this one's; a sum is unknown only when both parts are."""
         return self.with_amounts({name: add_known(getattr(self, name), getattr(other, name)) for name in MEASURES})

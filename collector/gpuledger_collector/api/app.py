@@ -82,6 +82,18 @@ def create(
         reasons = [{"loc": item["loc"], "msg": item["msg"], "type": item["type"]} for item in error.errors()]
         return Response(json.dumps({"detail": reasons}), 422, media_type="application/json")
 
+    @app.exception_handler(404)
+    async def refuse_unknown(request: Request, error: Exception) -> Response:
+        """Answer for an address that no route has: a page to a browser, JSON to a program."""
+        path = request.url.path
+        detail = getattr(error, "detail", "Not Found")
+        if detail != "Not Found":  # a route's own answer
+            return JSONResponse({"detail": detail}, 404, getattr(error, "headers", None))
+        sentence = f"There is nothing at {path}."
+        if path.startswith(PROGRAMS) or "text/html" not in request.headers.get("accept", ""):
+            return JSONResponse({"detail": f"{sentence} /docs lists what there is."}, 404)
+        return pages.error_page(404, sentence)
+
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app
 
@@ -122,6 +134,8 @@ def _add_operation_routes(
         return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+PROGRAMS = ("/v1/", "/api/")
+"""Where programs ask, which want JSON whatever they accept."""
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),

@@ -19,7 +19,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, sum_known
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
@@ -50,7 +50,7 @@ WAIT_SECONDS = 0.02
 NOT_HELD = frozenset({"(unallocated)", "(unavailable)", "(unobserved)", "(stranded)"})
 """Rows of a chargeback for time without a holder."""
 BASIC = "Basic "
-CHALLENGE = 'Basic realm="GPU Ledger: any name, and a reader token as password", charset="UTF-8"'
+CHALLENGE = 'Basic realm="GPU Ledger: any user name, your token as the password", charset="UTF-8"'
 HEADERS = {"Cache-Control": "no-store"}
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -328,7 +328,8 @@ def _spend(
 ) -> dict[str, Any]:
     """One currency: the rows of the chargeback, each with its trend; time without a holder is marked."""
     currency = total.currency or ""
-    own_rows = [row for row in rows if row.currency == currency]
+    own_rows = [row for row in rows if row.currency == currency and not row.correction_of]
+    corrections = [row for row in rows if row.currency == currency and row.correction_of]
     highest = max((row.cost_minor or 0 for row in own_rows), default=0)
     return {
         "currency": currency,
@@ -343,6 +344,23 @@ def _spend(
             }
             for row in own_rows
         ],
+        "corrections": [
+            _correction(month, [row for row in corrections if row.correction_of == month])
+            for month in sorted({row.correction_of for row in corrections})
+        ],
+        # Of the month's own time: corrections move the hours of other months.
+        "gpu_ns": sum(row.gpu_ns for row in own_rows),
+        "idle_ns": sum_known(row.idle_ns for row in own_rows),
+    }
+
+
+def _correction(month: str, rows: Sequence[ReportRow]) -> dict[str, Any]:
+    """The corrections of a closed month as one row: its cost, and the hours that were added and taken away."""
+    return {
+        "month": month,
+        "added_ns": sum(row.gpu_ns for row in rows if row.gpu_ns > 0),
+        "removed_ns": -sum(row.gpu_ns for row in rows if row.gpu_ns < 0),
+        "cost_minor": sum_known(row.cost_minor for row in rows),
     }
 
 

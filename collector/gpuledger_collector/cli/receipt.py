@@ -87,8 +87,9 @@ def as_page(workload: Workload, charged: WasteReceipt) -> str:
     lines += ["", "-" * WIDTH]
     for currency, (cost, idle, wasted) in charged.totals().items():
         share = f", {100 * wasted / cost:.0f} % of what was charged" if cost else ""
+        known_idle = minor_amount(idle, currency) or "not known"
         lines.append(
-            f"charged {minor_amount(cost, currency)} {currency}, idle by the ledger {minor_amount(idle, currency)}, "
+            f"charged {minor_amount(cost, currency)} {currency}, idle by the ledger {known_idle}, "
             f"found as waste {minor_amount(wasted, currency)}{share}"
         )
     if charged.advice:
@@ -102,10 +103,8 @@ def _held_line(held: ReceiptLine) -> str:
     if held.commitment:
         rate = f"covered by commitment {held.commitment}"
     cost = f"{minor_amount(held.cost_micro, held.currency)} {held.currency}" if held.currency else ""
-    return (
-        f"  {total} GPU-hours of {held.gpu_model} in {held.pool} {rate}: busy {busy}, idle {idle}, "
-        f"unknown {unknown}  {cost}"
-    ).rstrip()
+    activity = f"busy {busy}, idle {idle}, unknown {unknown}" if held.has_known_activity else "activity not known"
+    return f"  {total} GPU-hours of {held.gpu_model} in {held.pool} {rate}: {activity}  {cost}".rstrip()
 
 
 def _item_lines(item: ReceiptItem) -> list[str]:

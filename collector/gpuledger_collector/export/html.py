@@ -44,6 +44,7 @@ def environment() -> Environment:
         "micro": micro,
         "about": about,
         "hours": hours,
+        "booked": booked,
         "signed": signed,
         "date": format_date,
         "gpus": gpus,
@@ -148,6 +149,11 @@ def hours(gpu_ns: int | None, digits: int = 1) -> str:
     if gpu_ns is None:
         return UNKNOWN
     return f"{Decimal(gpu_ns) / GPU_NS_PER_HOUR:,.{digits}f}"
+
+
+def booked(gpu_ns: int | None) -> str:
+    """GPU-hours of a row: `12.0`; what a correction takes back is `12.0 fewer`; None: not known."""
+    return hours(gpu_ns) if gpu_ns is None or gpu_ns >= 0 else f"{hours(-gpu_ns)} fewer"
 
 
 def gpus(number: float) -> str:

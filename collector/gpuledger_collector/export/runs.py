@@ -196,7 +196,7 @@ def as_text(report: RunReport) -> str:
         cost = "no price" if line.currency is None else f"{html.micro(line.cost_micro, line.currency)} {line.currency}"
         lines.append(
             f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model} in {line.pool}: used "
-            f"{html.hours(line.busy_ns)}, idle {html.hours(line.idle_ns)}, not known "
+            f"{html.hours(line.known_busy_ns)}, idle {html.hours(line.known_idle_ns)}, activity not known "
             f"{html.hours(line.unknown_ns)}; {cost}"
         )
     for currency, (paid, idle, waste) in report.receipt.totals().items():

@@ -253,8 +253,9 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _share(section: StatementSection) -> Markup:
-    idle = section.idle_ns or 0
-    parts = (("busy", float(section.held.busy_ns)), ("idle", float(idle)), ("unknown", float(section.held.unknown_ns)))
+    held = section.held
+    activity = (("busy", held.known_busy_ns), ("idle", section.idle_ns), ("unknown", held.unknown_ns))
+    parts = tuple((name, float(ns)) for name, ns in activity if ns is not None)
     description = ", ".join(f"{name} {html.hours(round(value))} GPU-hours" for name, value in parts)
     return plots.share_bar(parts, "How the GPU-hours that you held were used", description)
 
@@ -280,6 +281,7 @@ def _hours(measures: Measures) -> tuple[float, ...]:
 def _change(change: SpendChange, currency: str, calendar: Calendar) -> dict[str, Any]:
     more = change.after_micro - change.before_micro
     price, volume, mix = change.parts
+    days = (len(calendar.days(change.before)), len(calendar.days(change.after)))
     return {
         "before": html.micro(change.before_micro, currency),
         "after": html.micro(change.after_micro, currency),
@@ -291,7 +293,11 @@ def _change(change: SpendChange, currency: str, calendar: Calendar) -> dict[str,
         "drivers": top(change.drivers, SHOWN_DRIVERS),
         "before_days": _first_and_last(change.before, calendar),
         "after_days": _first_and_last(change.after, calendar),
-        "days": (len(calendar.days(change.before)), len(calendar.days(change.after))),
+        "days": days,
+        "per_day": tuple(
+            html.micro(cost // count, currency)
+            for cost, count in zip((change.before_micro, change.after_micro), days, strict=True)
+        ),
     }
 
 

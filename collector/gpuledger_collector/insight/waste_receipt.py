@@ -52,17 +52,23 @@ class WasteReceipt:
     items: Sequence[ReceiptItem]
     advice: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
-    def totals(self) -> dict[str, tuple[int, int, int]]:
-        """By currency: charged, idle by the ledger, and found as waste (micro-units)."""
+    def totals(self) -> dict[str, tuple[int, int | None, int]]:
+        """By currency: charged, idle by the ledger (None: no activity is known), and found as waste (micro-units)."""
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        known: set[str] = set()
         for line in self.held:
             if line.currency is not None:
                 sums[line.currency][0] += line.cost_micro or 0
-                sums[line.currency][1] += line.idle_cost_micro or 0
+                if line.has_known_activity:
+                    known.add(line.currency)
+                    sums[line.currency][1] += line.idle_cost_micro or 0
         for item in self.items:
             if item.currency is not None:
                 sums[item.currency][2] += item.cost_micro or 0
-        return {currency: (entry[0], entry[1], entry[2]) for currency, entry in sorted(sums.items())}
+        return {
+            currency: (entry[0], entry[1] if currency in known else None, entry[2])
+            for currency, entry in sorted(sums.items())
+        }
 
 
 def make_receipt(

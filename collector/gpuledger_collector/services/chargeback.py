@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuledger_collector.accounting.chargeback import Allocations, Report, SharedPart, report, shown_keys
+from gpuledger_collector.accounting.chargeback import Allocations, Report, SharedPart, report, shown_keys, totals
 from gpuledger_collector.accounting.exchange import Exchange, view
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period, format_instant
@@ -56,19 +56,20 @@ def read_chargeback(
 
 
 def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[str, str] | None) -> Report:
-    """Report the direct cost by team as an owner may see it, without shares and carbon.
+    """Report the direct cost by team as an owner may see it, without shares and carbon; corrections in rows apart.
 
     A team's row is that of the full report, so that its cents agree with it; a smaller subtree has a report of its own.
     """
     if owner is not None and set(owner) != {"team"}:
         with row_level_security.as_viewer(connection, owner):
-            return report(visible_lines(connection, period, ("team",), owner), ("team",))
+            lines = visible_lines(connection, period, ("team",), owner, separate_corrections=True)
+            return report(lines, ("team",))
     # Rounded with everybody's rows and then cut down: rounded alone, the team's cents could differ from its invoice.
-    everyone = report(reports.charged_lines(connection, period, ("team",)), ("team",))
+    everyone = report(reports.charged_lines(connection, period, ("team",), apart=True), ("team",))
     if owner is None:
         return everyone
     rows = tuple(row for row in everyone.rows if row.keys == (owner["team"],))
-    return Report(everyone.by, rows, tuple(replace(row, keys=("",)) for row in rows))
+    return Report(everyone.by, rows, totals(rows))
 
 
 def convert_chargeback(

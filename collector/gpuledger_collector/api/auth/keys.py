@@ -167,8 +167,8 @@ class Keys:
         if self.files.readers is None and not has_readers:
             raise Denied(
                 403,
-                "reading beyond loopback needs a reader's token (gpuledger token create --role viewer), "
-                "or reader_token_file in the collector's settings",
+                "this collector listens for other machines, so its pages need a reader's token and there is none yet: "
+                "make one where it runs (gpuledger token create --role finance), or set reader_token_file",
             )
         offered = _hash(header)
         if self.files.readers and offered in self.files.readers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
@@ -18,6 +19,8 @@ class Fleet:
     """The fleet now: number of GPUs, whole devices in millionths, and GPUs by state of health."""
 
     accelerators: int
+    slices: int
+    """How many of them are a part of a device (MIG), which counts by its share in `gpu_micro`."""
     gpu_micro: int
     healths: tuple[tuple[str, int], ...]
     causes: tuple[tuple[str, str, str], ...]
@@ -75,7 +78,8 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.out_ms IS NULL"""
     healths = connection.execute(
-        f"SELECT a.health, count(*), sum(a.gpu_micro) {there} GROUP BY 1 ORDER BY 1"
+        f"SELECT a.health, count(*), sum(a.gpu_micro), count(*) FILTER (WHERE a.gpu_micro < {MICRO}) {there} "
+        "GROUP BY 1 ORDER BY 1"
     ).fetchall()
     causes = connection.execute(
         f"SELECT coalesce(n.name, ''), a.model || coalesce(' ' || a.gpu_index, ''), "
@@ -89,10 +93,11 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
         (silent_before_ms,),
     ).fetchone()
     assert row is not None
-    counts = tuple((str(health), int(number)) for health, number, _ in healths)
+    counts = tuple((str(health), int(number)) for health, number, *_ in healths)
     return Fleet(
         sum(number for _, number in counts),
-        sum(int(micro) for _, _, micro in healths),
+        sum(int(slices) for *_, slices in healths),
+        sum(int(micro) for _, _, micro, _ in healths),
         counts,
         tuple((str(node), str(card), str(cause)) for node, card, cause in causes),
         *row,
