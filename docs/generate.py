@@ -101,7 +101,8 @@ def settings_page() -> str:
     parts = [
         "# Settings\n",
         NOTICE,
-        "Settings come from a TOML file (`--config FILE`; none is needed) and from the environment, which wins. The name "
+        "Settings come from a TOML file (`--config FILE`, for the collector also `GPULEDGER_CONFIG`; none is needed) and from "
+        "the environment, which wins. The name "
         "in the environment is the key in upper case behind the prefix. An unknown key is an error that names the nearest "
         "known one; `--check-config` checks them and ends. Secrets are read from files, never from arguments.\n",
     ]

@@ -1,19 +1,27 @@
-# The agent: four small dependencies, no root. Build in the repository's root:
+# The agent: few and small dependencies, no root. Build in the repository's root:
 #   docker build -f deploy/docker/agent.Dockerfile -t gpuledger-agent .
+# Behind a proxy, with your own authority or index: the build arguments of collector.Dockerfile.
 # NVML comes with the driver: run it with the NVIDIA runtime and NVIDIA_DRIVER_CAPABILITIES=utility.
 ARG PYTHON=3.11-slim-bookworm
 FROM python:${PYTHON} AS build
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG CA_CERTIFICATES
 WORKDIR /src
+RUN cp /etc/ssl/certs/ca-certificates.crt /opt/gpuledger-ca.pem && printf '%s\n' "$CA_CERTIFICATES" >> /opt/gpuledger-ca.pem
+ENV PIP_CERT=/opt/gpuledger-ca.pem PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv --without-pip /opt/gpuledger
 COPY requirements/agent.txt requirements/agent.txt
-RUN python -m venv /opt/gpuledger
-RUN /opt/gpuledger/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement requirements/agent.txt
+RUN python -m pip --python /opt/gpuledger install --no-compile --require-hashes --requirement requirements/agent.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY common common
 COPY agent agent
 COPY collector collector
 COPY alembic alembic
-RUN /opt/gpuledger/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
+RUN python -m pip --python /opt/gpuledger install --no-compile --no-deps .
 RUN rm -r /opt/gpuledger/lib/python3*/site-packages/gpuledger_collector /opt/gpuledger/bin/gpuledger
+COPY deploy/docker/slim.py slim.py
+RUN /opt/gpuledger/bin/python slim.py gpuledger_common gpuledger_agent
 RUN /opt/gpuledger/bin/gpuledger-agent --help
 
 FROM python:${PYTHON}

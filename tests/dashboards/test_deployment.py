@@ -1,4 +1,4 @@
-"""The Compose file, the images and what they mount: checked against the product itself, since no engine runs here."""
+"""The Compose file, the images and what they mount: checked against the product itself, without an engine."""
 
 import json
 import os
@@ -19,10 +19,25 @@ from gpuledger_agent import settings as agent_settings
 from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
+from gpuledger_collector.cli.session import CONFIG_VARIABLE, load_settings
+from gpuledger_common.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()
-COMPOSE = yaml.safe_load(TEXT)
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+CITUS = dict(
+    line.split("=", 1)
+    for line in (ROOT / "deploy/docker/citus.env").read_text().splitlines()
+    if line[:1] not in ("#", "")
+)
+
+
+def interpolated(**given):
+    """The Compose file with these variables, the others by their defaults."""
+    return yaml.safe_load(VARIABLE.sub(lambda match: given.get(match[1], match[2]), TEXT))
+
+
+COMPOSE = interpolated()
 SERVICES = COMPOSE["services"]
 IMAGES = {name: ROOT / "deploy" / "docker" / f"{name}.Dockerfile" for name in ("collector", "agent")}
 SCRAPED = yaml.safe_load((ROOT / "deploy/docker/prometheus.yml").read_text())
@@ -46,8 +61,68 @@ def secrets_made(folder):
 def test_compose_takes_the_file():
     """By the public schema of the Compose specification (Apache-2.0, as docker-compose 1.29.2 carries it)."""
     schema = json.loads((ROOT / "tests/fakes/compose_spec.json").read_text())
-    schema["properties"]["name"] = {"type": "string"}  # of a later edition
     jsonschema_rs.Draft7Validator(schema).validate(COMPOSE)
+    jsonschema_rs.Draft7Validator(schema).validate(interpolated(**CITUS))
+
+
+def test_every_variable_has_a_default_and_none_is_a_setting():
+    """A clone without an environment file works; `gpuledger` in the same shell does not take a name for a setting."""
+    names = {name for name, _ in VARIABLE.findall(TEXT)}
+    assert set(re.findall(r"\$\{(\w+)", TEXT)) == names
+    assert not [name for name in names if name.startswith("GPULEDGER_")]
+
+
+def test_citus_replaces_postgres():
+    """One database with a volume of its own; the tables are distributed before anybody writes or is granted rights."""
+    assert set(CITUS) <= {name for name, _ in VARIABLE.findall(TEXT)}
+    services = interpolated(**CITUS)["services"]
+    assert set(services) == set(SERVICES)
+    assert services["postgres"]["image"].startswith("citusdata/citus")
+    (volume,) = services["postgres"]["volumes"]
+    assert volume != SERVICES["postgres"]["volumes"][0]
+    assert volume.split(":")[0] in COMPOSE["volumes"]
+    assert list(commands(services["schema"])) == [["db", "upgrade"], ["db", "distribute"]]
+    for name in ("collector", "reader"):
+        assert services[name]["depends_on"] == {"schema": {"condition": "service_completed_successfully"}}
+
+
+def test_what_runs_once_ends():
+    """Services that others wait for to complete never restart, and the database is ready before they begin."""
+    once = {
+        other
+        for service in SERVICES.values()
+        for other, wait in service.get("depends_on", {}).items()
+        if wait["condition"] == "service_completed_successfully"
+    }
+    assert once == {"schema", "reader"}
+    assert not [name for name in once if "restart" in SERVICES[name]]
+    # The official image prepares a new database with a server that answers on its socket alone.
+    assert "--host=127.0.0.1" in SERVICES["postgres"]["healthcheck"]["test"]
+
+
+def commands(service):
+    """The command lines of `gpuledger` that a service runs."""
+    if "entrypoint" not in service:
+        yield service["command"]
+        return
+    assert service["entrypoint"] == ["sh", "-ec"]
+    for line in service["command"][0].split(";"):
+        program, *arguments = shlex.split(line)
+        if program != "true":
+            assert program == "gpuledger"
+            yield arguments
+
+
+def test_images_build_behind_a_proxy():
+    """Each argument is one that the build stage declares or that Docker knows; nothing of it is in the last stage."""
+    for name, service in OURS.items():
+        path = ROOT / service["build"]["dockerfile"]
+        declared = [rest for word, rest in instructions(path) if word == "ARG"]
+        last = path.read_text().rpartition("\nFROM ")[2]
+        given = set(service["build"]["args"])
+        assert given - {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} <= set(declared), name
+        assert not [argument for argument in given if argument in last]
+        assert {"CA_CERTIFICATES", "PIP_INDEX_URL"} <= given
 
 
 def test_what_is_named_is_there():
@@ -62,7 +137,8 @@ def test_what_is_named_is_there():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
-    used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
+    several = [*SERVICES.values(), *interpolated(**CITUS)["services"].values()]
+    used = {volume.split(":")[0] for service in several for volume in service.get("volumes", [])}
     assert set(COMPOSE["volumes"]) <= used
 
 
@@ -88,9 +164,7 @@ def test_the_collectors_settings_are_good(name, tmp_path):
     config.write_text((ROOT / source).read_text().replace("/run/secrets", str(folder)))
     environment = {**image_environment("collector"), **SERVICES[name]["environment"]}
     given = {key: value.replace("/run/secrets", str(folder)) for key, value in environment.items()}
-    alone = collector_settings.load(None, given, tmp_path)
-    assert (alone.database_dsn() or "").startswith("postgresql://")
-    assert (inside in SERVICES[name]["command"]) == ("serve" in SERVICES[name]["command"])
+    assert given.pop(CONFIG_VARIABLE) == inside
     loaded = collector_settings.load(config, given, tmp_path)
     assert loaded.agent_tokens()
     assert (loaded.database_dsn() or "").startswith("postgresql://")
@@ -98,6 +172,22 @@ def test_the_collectors_settings_are_good(name, tmp_path):
     host, _, port = loaded.mail_server.partition(":")
     assert (host, port) == ("mail", "1025")
     assert SERVICES["mail"]["image"].startswith("axllent/mailpit")
+
+
+def test_a_variable_names_the_settings_file(tmp_path, monkeypatch):
+    """As in the container, where doctor and every other command then read the collector's settings; --config wins."""
+    for name, listen in (("variable.toml", "127.0.0.1:1"), ("option.toml", "127.0.0.1:2")):
+        (tmp_path / name).write_text(f'listen = "{listen}"\n')
+    for name in [name for name in os.environ if name.startswith("GPULEDGER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "variable.toml"))
+    assert load_settings().listen == "127.0.0.1:1"
+    assert load_settings(tmp_path / "option.toml").listen == "127.0.0.1:2"
+    monkeypatch.setenv(CONFIG_VARIABLE, "")
+    assert load_settings().listen == collector_settings.Settings().listen
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "missing.toml"))
+    with pytest.raises(SettingsError, match=r"missing\.toml: cannot be read"):
+        load_settings()
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if "agent" in OURS[name]["image"]])
@@ -114,21 +204,21 @@ def test_the_agents_settings_are_good(name, tmp_path):
 
 def image_environment(image):
     """GPULEDGER_* of an image."""
-    (text,) = [rest for word, rest in instructions(IMAGES[image]) if word == "ENV"]
+    *_, text = [rest for word, rest in instructions(IMAGES[image]) if word == "ENV"]
     return dict(pair.split("=", 1) for pair in shlex.split(text) if pair.startswith("GPULEDGER_"))
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_commands_are_commands(name):
     """Each command line is parsed by the program that the image starts."""
-    arguments = SERVICES[name]["command"]
     if "agent" in OURS[name]["image"]:
         from gpuledger_agent.cli import parser
 
-        given = parser().parse_args(arguments)
+        given = parser().parse_args(SERVICES[name]["command"])
         assert given.node is None or given.node in {node.name for node in Fleet(7).nodes}
         return
-    parse(typer.main.get_command(build()), arguments)
+    for arguments in commands(SERVICES[name]):
+        parse(typer.main.get_command(build()), arguments)
 
 
 def parse(command, arguments):
@@ -218,9 +308,12 @@ def test_an_images_install_steps_work(name, tmp_path):
         if word == "COPY":
             copy(*shlex.split(rest), work=work)
         elif word == "RUN" and "useradd" not in rest:
-            command = rest.replace("/opt/gpuledger", str(home)).replace("python -m venv", f"{sys.executable} -m venv")
+            command = re.sub(r"^python ", f"{sys.executable} ", rest.replace("/opt/gpuledger", str(home)))
             done = subprocess.run(command, shell=True, cwd=work, capture_output=True, text=True, check=False)
             assert done.returncode == 0, (rest, done.stdout[-2000:] + done.stderr[-2000:])
+    site = next(home.glob("lib/python3*/site-packages"))
+    assert not [*site.glob("**/tests"), *site.glob("pip"), *site.glob("**/*.a")]
+    assert list(site.glob("gpuledger_common/__pycache__/wire.*.pyc"))  # a read-only image cannot add bytecode
     program = home / "bin" / ("gpuledger-agent" if name == "agent" else "gpuledger")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GPULEDGER_")}
     shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True, env=clean, cwd=tmp_path)

@@ -23,6 +23,7 @@ from gpuledger_agent.owners.processes import workload_of_cgroup
 from gpuledger_agent.settings import Settings
 from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
+from gpuledger_collector.cli.session import CONFIG_VARIABLE
 from gpuledger_common.settings import SettingsError
 
 pytestmark = pytest.mark.slow
@@ -228,11 +229,13 @@ def test_the_collectors_settings_are_good(folder, tmp_path):
     (name,) = found["data"]
     main = COLLECTOR["spec"]["containers"][0]
     config = next(mount["mountPath"] for mount in main["volumeMounts"] if mount["name"] == "config") + "/" + name
-    assert main["args"] == ["serve", "--config", config]
+    assert main["args"] == ["serve"]
+    assert environment(main)[CONFIG_VARIABLE] == config  # also for `gpuledger doctor` by kubectl exec
     path = tmp_path / name
     path.write_text(placed(found["data"][name], tmp_path))
     for container in containers(COLLECTOR):
         given = {key: placed(value, tmp_path) for key, value in environment(container).items()}
+        given.pop(CONFIG_VARIABLE, None)
         loaded = collector_settings.load(path, given, tmp_path)
         assert loaded.database_dsn().startswith("postgresql://")
         assert loaded.agent_tokens()

@@ -27,7 +27,9 @@ class PageFormat(enum.StrEnum):
 Dsn = Annotated[
     str | None, Option("--dsn", help="Postgres 15 to 18 to use instead of the embedded one.", metavar="DSN")
 ]
-Config = Annotated[Path | None, Option("--config", help="TOML file with settings.", metavar="FILE")]
+Config = Annotated[
+    Path | None, Option("--config", help="TOML file with settings; else GPULEDGER_CONFIG names it.", metavar="FILE")
+]
 Form = Annotated[Format, Option("--format", help="Form of the output.")]
 PageForm = Annotated[PageFormat, Option("--format", help="Form of the output.")]
 Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to a file.")]

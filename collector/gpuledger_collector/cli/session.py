@@ -18,10 +18,19 @@ from gpuledger_collector.settings import Settings, load
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 
+CONFIG_VARIABLE = "GPULEDGER_CONFIG"
+"""Names the settings file where a command has no `--config`, as in a container of the collector."""
+
 
 def load_settings(config: Path | None = None, dsn: str | None = None) -> Settings:
-    """The settings of this command; `--dsn` wins over file and environment. Raises SettingsError."""
+    """The settings of this command; `--config` wins over GPULEDGER_CONFIG, `--dsn` over file and environment.
+
+    Raises SettingsError.
+    """
     environment = dict(os.environ)
+    named = environment.pop(CONFIG_VARIABLE, "")
+    if config is None and named:
+        config = Path(named)
     if dsn is not None:
         # Both at once are an error of the settings; the option wins over either.
         environment |= {"GPULEDGER_DSN": dsn}
