@@ -107,7 +107,7 @@ NUMBERS = (
         limits=(0, 1),
     ),
     stat(
-        "Cost of a busy GPU-hour ($currency)",
+        "A busy GPU-hour ($currency)",
         "All cost divided by busy hours: the true unit cost.",
         f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
@@ -115,7 +115,7 @@ NUMBERS = (
         decimals=2,
     ),
     stat(
-        "GPU-hours without a price",
+        "Unpriced GPU-hours",
         "Usage without a rate: it is missing from every amount here.",
         f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
         f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS} AND {OWN}",
@@ -207,9 +207,9 @@ BUDGETS = f"""
     WITH {BUDGET_PERIODS}, {BUDGET_DAYS}
     SELECT e.name AS budget, e.cost / nullif(e.amount_micro, 0) AS "part spent",
         least(1, greatest(0, (extract(epoch FROM now()) * 1000 - e.since_ms) / (e.until_ms - e.since_ms)))
-            AS "part of the time",
-        e.expected / nullif(e.amount_micro, 0) AS "part at its end", e.cost / {MICRO} AS spent,
-        e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "expected at its end",
+            AS "time gone",
+        e.expected / nullif(e.amount_micro, 0) AS "at its end", e.cost / {MICRO} AS spent,
+        e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "expected",
         (SELECT string_agg(a.rule || ' ' || a.percent || ' %: ' || a.state, ', ' ORDER BY a.rule, a.percent)
             FROM budget_alert a WHERE a.budget_id = e.id AND a.period_start_ms = e.since_ms) AS thresholds,
         coalesce((SELECT string_agg(o.key || ' ' || o.value, ', ' ORDER BY o.key) FROM jsonb_each_text(e.owner) o),
@@ -234,7 +234,7 @@ BURN_UP = f"""
 ANOMALIES = f"""
     SELECT coalesce(nullif(f.team, ''), f.subject) AS "who", f.cost_micro / {MICRO} AS cost,
         f.per_day_micro / {MICRO} AS "cost a day", f.state AS kind, to_timestamp(f.since_ms / 1000) AS "since",
-        coalesce(to_char(to_timestamp(f.resolved_ms / 1000) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), 'ongoing')
+        coalesce(to_char(to_timestamp(f.resolved_ms / 1000) AT TIME ZONE 'UTC', 'MM-DD HH24:MI'), 'ongoing')
             AS "until", f.confidence
     FROM finding f
     WHERE f.kind = 'anomaly' AND f.since_ms < {TO_MS} AND coalesce(f.resolved_ms, {TO_MS}) >= {FROM_MS}
@@ -323,7 +323,7 @@ BOARD = Board(
                     decimals=0,
                 ),
                 stat(
-                    "Days that reconcile",
+                    "Reconciled",
                     "Share of days for which charges and capacity times rate agree to the micro-unit.",
                     "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
                     f"FROM conservation_check l WHERE {DAYS}",
@@ -444,11 +444,11 @@ BOARD = Board(
                     height=10,
                     decimals=0,
                     overrides=(
-                        column("who", unit="string"),
+                        column("who", unit="string", width=105),
                         column("kind", unit="string", mappings=[codes(ANOMALY_WORDS)]),
-                        column("since", unit="time:YYYY-MM-DD HH:mm", width=130),
-                        column("until", unit="string", width=130),
-                        column("confidence", unit=RATIO, decimals=0, width=85),
+                        column("since", unit="time:MM-DD HH:mm", width=92),
+                        column("until", unit="string", width=92),
+                        column("confidence", unit=RATIO, decimals=0, width=88),
                     ),
                 ),
                 table(
@@ -458,13 +458,13 @@ BOARD = Board(
                     BUDGETS,
                     MONEY,
                     width=24,
-                    height=7,
+                    height=6,
                     decimals=0,
                     overrides=(
                         column("budget", unit="string"),
                         column("owner", unit="string"),
-                        column("thresholds", unit="string", width=420),
-                        column("part of the time", unit=RATIO, decimals=0),
+                        column("thresholds", unit="string", width=330),
+                        column("time gone", unit=RATIO, decimals=0),
                         *(
                             column(
                                 name,
@@ -473,7 +473,7 @@ BOARD = Board(
                                 cell="color-text",
                                 steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
                             )
-                            for name in ("part spent", "part at its end")
+                            for name in ("part spent", "at its end")
                         ),
                     ),
                 ),

@@ -103,7 +103,7 @@ BOARD = Board(
                     decimals=0,
                 ),
                 stat(
-                    "Cost of a busy GPU-hour ($currency)",
+                    "A busy GPU-hour ($currency)",
                     "All charges divided by busy hours.",
                     f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS cost "
                     f"FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN}",
@@ -210,10 +210,10 @@ BOARD = Board(
                     decimals=0,
                     overrides=(
                         column("team", unit="string", links=list(TO_TEAM)),
-                        column("project", unit="string"),
+                        column("project", unit="string", width=130),
                         column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
-                        column("correction of", unit="string"),
-                        column("models", unit="string", width=420),
+                        column("correction of", unit="string", width=105),
+                        column("models", unit="string", width=330),
                     ),
                 ),
                 series(

@@ -92,7 +92,7 @@ def test_the_burn_up_ends_where_the_table_of_budgets_stands(ledger):
     assert lines["spent"][-1] == by_name["fleet"]["spent"] > 0
     assert lines["spent"] == sorted(lines["spent"])
     assert set(lines["budget"]) == {by_name["fleet"]["amount"]}
-    assert lines["end, low"][0] <= by_name["fleet"]["expected at its end"] <= lines["end, high"][0]
+    assert lines["end, low"][0] <= by_name["fleet"]["expected"] <= lines["end, high"][0]
 
 
 def test_parts_of_a_dollar_are_the_spend(ledger):
