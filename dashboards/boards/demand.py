@@ -85,7 +85,7 @@ DECISIONS = series(
        ('decided', d.desired_gpus)) s (name, gpus)
    WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} GROUP BY 1, 2 ORDER BY 1, 2
    """,
-    EXACT,
+    COUNT,
     width=12,
     interval="5m",
     decimals=1,
@@ -161,7 +161,7 @@ BOARD = Board(
                            ('baseline, high', l.high)) s (name, gpus) WHERE s.gpus IS NOT NULL
                    ORDER BY 1, 2
                    """,
-                    EXACT,
+                    COUNT,
                     width=24,
                     height=10,
                     interval="1d",
@@ -190,7 +190,7 @@ BOARD = Board(
                        AND u.hour_ms + 3600000 <= (SELECT max(until_ms) FROM conservation_check)
                    GROUP BY 1, 2 ORDER BY 1, 2
                    """,
-                    EXACT,
+                    COUNT,
                     width=24,
                     stacked=True,
                     interval="1h",
@@ -227,7 +227,7 @@ BOARD = Board(
                        GROUP BY 1) hours
                    ORDER BY 1, 2
                    """,
-                    EXACT,
+                    COUNT,
                     width=24,
                     height=10,
                     interval="1h",
@@ -323,9 +323,10 @@ BOARD = Board(
             (
                 table(
                     "Pools over the range",
-                    "Where GPUs are scarce and where they are idle: daily means of full days that were observed.",
+                    "Where GPUs are scarce and where they are idle: daily means of held GPUs, over full days that were "
+                    "observed.",
                     f"""
-                  SELECT pool, model, 1 - max(held) / nullif(max(there), 0) AS headroom, avg(held) AS "mean demand",
+                  SELECT pool, model, 1 - max(held) / nullif(max(there), 0) AS headroom, avg(held) AS "mean",
                       max(held) AS "busiest day", avg(there) AS capacity
                   FROM (SELECT l.day_ms, l.pool, l.gpu_model AS model, {HELD_GPUS} AS held,
                           sum(l.gpu_ns) / {DAY_NS} AS there
@@ -337,7 +338,7 @@ BOARD = Board(
                     decimals=1,
                     overrides=(
                         column("pool", unit="string"),
-                        column("model", unit="string", width=210),
+                        column("model", unit="string", width=190),
                         column(
                             "headroom",
                             unit=RATIO,
@@ -358,7 +359,7 @@ BOARD = Board(
                     EXACT,
                     width=10,
                     decimals=1,
-                    overrides=(column("day", unit="time:ddd YYYY-MM-DD"), column("weeks", decimals=0)),
+                    overrides=(column("day", unit="time:ddd YYYY-MM-DD", width=130), column("weeks", decimals=0)),
                 ),
             ),
         ),
@@ -390,7 +391,7 @@ BOARD = Board(
                        avg(l.gpu_micro) / 1e6 AS gpus
                    FROM queue_reading l WHERE {between("l.at_ms")} GROUP BY 1, 2 ORDER BY 1, 2
                    """,
-                    EXACT,
+                    COUNT,
                     interval="5m",
                     decimals=1,
                 ),

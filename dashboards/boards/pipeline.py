@@ -69,7 +69,7 @@ BOARD = Board(
                     width=3,
                 ),
                 stat(
-                    "Days that reconcile",
+                    "Reconciled days",
                     "Part of the rated days of the last 30 days, to the last micro-unit.",
                     "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
                     f"FROM conservation_check l WHERE {DAYS}",
@@ -159,7 +159,7 @@ BOARD = Board(
                         column("dropped", cell="color-text", steps=NONE_IS_GOOD),
                         column("dead", cell="color-text", steps=NONE_IS_GOOD),
                         column("newest sample", unit="s"),
-                        column("last seen", unit="time:YYYY-MM-DD HH:mm:ss"),
+                        column("last seen", unit="time:YYYY-MM-DD HH:mm:ss", width=155),
                     ),
                 ),
                 table(
@@ -182,7 +182,7 @@ BOARD = Board(
                     overrides=(
                         column("node", unit="string", links=list(TO_NODE)),
                         column("missing", cell="color-text", steps=NONE_IS_GOOD),
-                        column("newest", unit="time:YYYY-MM-DD HH:mm:ss"),
+                        column("newest", unit="time:YYYY-MM-DD HH:mm:ss", width=155),
                         column("spool", unit="string", width=320),
                     ),
                 ),
