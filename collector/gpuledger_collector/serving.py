@@ -48,15 +48,20 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         signal.signal(number, lambda *_: None)
     allow_many_files()
     with listen(settings) as listener, wiring.database(settings) as opened:
+        if opened.standby and settings.jobs:
+            raise EnvironmentLacks(
+                "the database is a read replica, where no job can run: set GPULEDGER_JOBS=false to serve pages from it"
+            )
         # Whatever a setting can break is created before anything starts and before the heartbeat.
         parts = wiring.collector(settings, opened)
         schedule = scheduled_jobs.schedule(settings, opened, parts.metrics)
         presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
-        parts.readiness.heartbeat = lambda: presence.error
+        parts.readiness.heartbeat = lambda: "it is a read replica" if opened.standby else presence.error
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
         parts.commit.start()
-        presence.start()
-        readers.start()
+        if not opened.standby:
+            presence.start()
+            readers.start()
         if settings.jobs:
             schedule.start()
         stopping = watch(opened.server)
@@ -67,8 +72,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         finally:
             stopping()
             stop(settings, parts, schedule)
-            readers.stop()
-            presence.stop()
+            if not opened.standby:
+                readers.stop()
+                presence.stop()
 
 
 def allow_many_files() -> None:

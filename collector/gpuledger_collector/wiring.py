@@ -66,9 +66,11 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
 
     given = settings.database_dsn()
     if given is not None:
+        from gpuledger_collector.storage.server import schema_version
+
         if migrated:
             _require_current(given)
-        yield Database(given)
+        yield Database(given, standby=schema_version.reads_standby(given))
         return
     from gpuledger_collector.storage.server.embedded import EmbeddedServer
 

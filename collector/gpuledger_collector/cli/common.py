@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import Any, NoReturn
 
 import typer
 
+from gpuledger_collector import faults
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period, date_range, parse_period
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.cli.terminal import say, shield
+from gpuledger_common.escapes import escape_lines
 
 DONE, FINDINGS, BAD_INPUT, UNAVAILABLE = 0, 1, 2, 3
 """Exit codes: done; a check failed, or something was found and --exit-code given; bad input; no driver, database..."""
@@ -172,6 +174,10 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), BAD_INPUT
     if "gpuledger_collector.storage.errors.StorageError" in kinds:
         return str(error), UNAVAILABLE
+    if _is_read_only(error):
+        from gpuledger_collector.storage.errors import ReadReplica
+
+        return str(ReadReplica()), UNAVAILABLE
     if kinds & {"psycopg.OperationalError", "sqlalchemy.exc.OperationalError", "psycopg.errors.OperationalError"}:
         reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
         return f"the database gave no answer: {reason}", UNAVAILABLE
@@ -180,10 +186,28 @@ def explain(error: Exception) -> tuple[str, int]:
     return _report_bug(error), UNAVAILABLE
 
 
+def _is_read_only(error: Exception) -> bool:
+    """Whether the server refused a write because it is a read replica; SQLAlchemy wraps the driver's error."""
+    return type(getattr(error, "orig", None) or error).__qualname__ == "ReadOnlySqlTransaction"
+
+
 def _report_bug(error: Exception) -> str:
-    with tempfile.NamedTemporaryFile("w", prefix="gpuledger-", suffix=".log", delete=False) as file:
-        file.write("".join(traceback.format_exception(error)))
-    return f"a fault in gpuledger itself ({type(error).__name__}: {error}); please report it with {file.name}"
+    """Write the report of a fault of our own, and say in a sentence where it is.
+
+    Only for somebody at a terminal it goes to a file. A container's files are gone with its restart, and a service has
+    a log: there it goes to standard error.
+    """
+    report = faults.report(error) + "\n"
+    fault = f"a fault in gpuledger itself ({faults.sentence(error)})"
+    if sys.stderr.isatty():
+        with (
+            contextlib.suppress(OSError),
+            tempfile.NamedTemporaryFile("w", prefix="gpuledger-", suffix=".log", delete=False) as file,
+        ):
+            file.write(report)
+            return f"{fault}; please report it with {file.name}"
+    sys.stderr.write(escape_lines(report))
+    return f"{fault}; please report it with the lines above"
 
 
 def _end(sentence: str, code: int) -> NoReturn:

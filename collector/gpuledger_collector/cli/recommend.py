@@ -108,7 +108,9 @@ def past_instant(option: str, text: str | None) -> int:
 
 
 def refresh_recommendations(session: Session, now_ms: int, prices: Tariff | None) -> None:
-    """Make the recommendations as of an instant, from everything that has arrived."""
+    """Make the recommendations as of an instant, from everything that has arrived; a read replica has the last ones."""
+    if session.database.standby:
+        return
     with session.database.transaction() as connection:
         before = last_run(connection)
     if before is not None and now_ms < before["end_ms"]:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import typer
+
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.cli.common import TimeRange
 from gpuledger_collector.cli.progress import bar
+from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.settings import Settings, load
 from gpuledger_collector.storage.database import Database
@@ -79,4 +82,14 @@ class Session:
 def open_session(dsn: str | None, config: Path | None) -> Iterator[Session]:
     """A session on the database of `--dsn`, of the settings, or the embedded one."""
     with open_database(dsn, config) as database:
-        yield Session(database, clock_ms())
+        try:
+            yield Session(database, clock_ms())
+        except typer.Exit:
+            _say_if_standby(database)
+            raise
+        _say_if_standby(database)
+
+
+def _say_if_standby(database: Database) -> None:
+    if database.standby:
+        say("read replica: usage, charges and findings are as the primary last computed them", error=True)

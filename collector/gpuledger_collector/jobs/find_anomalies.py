@@ -118,7 +118,9 @@ class TeamSpending:
 
 
 def find_anomalies(database: Database, now_ms: int) -> int:
-    """Judge every team's hours; return how many episodes there are."""
+    """Judge every team's hours; return how many episodes there are. A read replica leaves it to the primary."""
+    if database.standby:
+        return 0
     end_ms = now_ms // HOUR_MS * HOUR_MS
     start_ms = end_ms - HISTORY_DAYS * DAY_MS
     with database.transaction(Lock.FINDINGS) as connection:

@@ -45,8 +45,11 @@ def find_idle(database: Database, now_ms: int) -> int:
     """Classify every minute since the last run; return how many findings were opened or updated.
 
     Late evidence (a node was cut off for hours or days) makes the detector go back to its first hour, but no further
-    than minutes are kept: a finding whose start is older than them stays as it was.
+    than minutes are kept: a finding whose start is older than them stays as it was. A read replica leaves it to the
+    primary.
     """
+    if database.standby:
+        return 0
     with database.transaction(Lock.FINDINGS) as connection:
         minute_range = minute_rollup.minute_range(connection)
         expired_before_ms = minute_rollup.expired_before(connection)

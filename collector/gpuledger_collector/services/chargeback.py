@@ -110,7 +110,10 @@ def chargeback_notes(connection: Connection, period: Period, now_ms: int, charge
         for dispute in disputes.waiting(connection, period)
     ]
     if now_ms < period.end_ms:
-        notes.append(f"the range has not ended: rated up to {format_instant(now_ms - now_ms % 1000)}")
+        # On a read replica the primary rated last, which is not now.
+        checks = reports.conservation_checks(connection, period)
+        rated_ms = max((check.until_ms for check in checks), default=now_ms)
+        notes.append(f"the range has not ended: rated up to {format_instant(rated_ms - rated_ms % 1000)}")
     notes += shared_notes(chargeback.shared)
     notes += [
         f"{total.gpu_hours} GPU-hours have no price (`gpuledger prices list` shows the price book)"

@@ -29,10 +29,11 @@ ALWAYS = Period(0, 7_258_118_400_000)
 def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[], bool] = lambda: False) -> int:
     """Fold every hour of the period with a recompute request; return how many accelerator-hours were folded.
 
-    `stopping` is called before each batch of requests: True leaves the rest to the next run.
+    `stopping` is called before each batch of requests: True leaves the rest to the next run. A read replica leaves all
+    of it to the primary.
     """
     folded = 0
-    while not stopping():
+    while not (database.standby or stopping()):
         with database.transaction(Lock.LEDGER) as connection:
             # Requests are read and removed in the transaction that folds them: one that is interrupted leaves them all.
             requests = usage.recompute_requests(connection, period, BATCH)

@@ -16,8 +16,11 @@ def refresh(
     """Fold and rate the days of a period up to now, and closed days whose corrections are booked in the period.
 
     How many days were rated. Nothing to do costs a few queries. A close says by `book_at_ms` that corrections of
-    months closed before are booked at the end of its month, not now.
+    months closed before are booked at the end of its month, not now. On a read replica nothing is done: the primary
+    does it.
     """
+    if database.standby:
+        return 0
     whole = Period(min(day.start_ms for day in period.days()), period.end_ms)
     rated = 0
     for closed in _to_correct(database, whole, now_ms if book_at_ms is None else book_at_ms):

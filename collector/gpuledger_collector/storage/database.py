@@ -5,6 +5,7 @@ SQLAlchemy and Alembic know the schema and its migrations only (docs/decisions/0
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.errors import ServerUnavailable
+from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable, StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ statements are planned anew for their values. Citus refuses to write a reference
 transaction that wrote a distributed one over several connections to a worker, so it opens one; without Citus that
 setting means nothing.
 """
+POOLED = (
+    "a connection pooler stands before the database and does not pass on the options of a session, which locks, "
+    "row-level security and durable commits rely on: give the address of the server itself"
+)
+_APPLICATION_NAME = re.compile(r"[^!-~]|[\\]")
+"""What the name of a session cannot contain in options; Postgres also replaces what is not ASCII."""
+_NAMED = "-c application_name="
 SORT_MEMORY = "64MB"
 """Memory for sorts and hashes of reads: a month of a large team is aggregated without temporary files."""
 
@@ -49,6 +57,8 @@ class Database:
     application: str = "gpuledger"
     options: str = ""
     """Further options of every session (`-c name=value`)."""
+    standby: bool = False
+    """A read replica: bringing usage, charges and findings up to date is left to the primary."""
     viewer: Mapping[str, str] | None = None
     """Owner (level -> value) to whose rows every session is restricted; None: all rows."""
 
@@ -66,25 +76,30 @@ class Database:
         return replace(self, viewer=owner)
 
     def connect(self) -> Connection:
-        """Open a connection in autocommit mode; `with` closes it. Raises ServerUnavailable."""
+        """Open a connection in autocommit mode; `with` closes it. Raises ServerUnavailable, EnvironmentLacks."""
         keywords = parameters(self.dsn, self.application)
         keywords["options"] = f"{keywords['options']} {self.options}".strip()
         try:
             connection = psycopg.connect(**keywords, autocommit=True)
+            try:
+                require_usable(connection, keywords["options"])
+            except EnvironmentLacks:
+                connection.close()
+                raise
             if self.viewer is not None:
                 # At the beginning of the session, so that no statement of it can run without the restriction.
                 row_level_security.become_viewer(connection, self.viewer)
             return connection
         except psycopg.OperationalError as error:
-            raise ServerUnavailable(f"the database cannot be reached: {reason(error)}") from error
+            raise unreachable(error) from error
 
     @contextmanager
     def transaction(self, *needed_locks: Lock, read_only: bool = False, dry_run: bool = False) -> Iterator[Connection]:
         """Run one transaction on a connection of its own: commit at the end, roll back when the block raises.
 
         With locks, and when `read_only`, all statements see one snapshot (REPEATABLE READ), taken once the locks are
-        held; otherwise each statement sees what was committed before it. `dry_run` always rolls back.
-        Raises ServerUnavailable.
+        held; otherwise each statement sees what was committed before it. `dry_run` always rolls back. A read replica
+        has no locks: what the primary has committed by then is one snapshot there. Raises ServerUnavailable.
         """
         with self.connect() as connection:
             if needed_locks or read_only:
@@ -93,7 +108,7 @@ class Database:
                 connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.read_only = read_only or None  # None leaves the server's own default
             with connection.transaction(force_rollback=dry_run):
-                locks.take(connection, *needed_locks)
+                locks.take(connection, *(() if is_standby(connection) else needed_locks))
                 if read_only:
                     connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
                 yield connection
@@ -129,8 +144,38 @@ def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
         raise ServerUnavailable(
             f"the DSN cannot be read ({str(error).strip()}): postgresql://user@host/name"
         ) from error
-    options = " ".join(filter(None, [SESSION, str(given.pop("options", "") or "")]))
-    return {"application_name": application, "connect_timeout": 10, **given, "options": options}
+    name = _APPLICATION_NAME.sub("_", str(given.pop("application_name", None) or application))[:63]
+    options = " ".join(filter(None, [SESSION, str(given.pop("options", "") or ""), f"{_NAMED}{name}"]))
+    # Empty, so that libpq sends no name beside the options: `require_usable` sees by it whether they arrived.
+    return {"connect_timeout": 10, **given, "application_name": "", "options": options}
+
+
+def require_usable(connection: Connection, options: str) -> None:
+    """Refuse a pooler and an encoding that cannot hold every name, by what the server reports when a session begins.
+
+    Raises EnvironmentLacks.
+    """
+    name = options.rpartition(_NAMED)[2].partition(" ")[0]
+    if connection.info.parameter_status("application_name") != name:
+        raise EnvironmentLacks(POOLED)
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise EnvironmentLacks(
+            f"the database has the encoding {encoding}, which cannot hold every name: create it with ENCODING 'UTF8' "
+            "TEMPLATE template0"
+        )
+
+
+def is_standby(connection: Connection) -> bool:
+    """Whether the server is a read replica, as it reports with the session."""
+    return connection.info.parameter_status("in_hot_standby") == "on"
+
+
+def unreachable(error: Exception) -> StorageError:
+    """What to raise for a connection that failed."""
+    if "unsupported startup parameter" in str(error):
+        return EnvironmentLacks(POOLED)
+    return ServerUnavailable(f"the database cannot be reached: {reason(error)}")
 
 
 def libpq(dsn: str) -> str:

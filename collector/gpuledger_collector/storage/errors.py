@@ -19,6 +19,17 @@ class EnvironmentLacks(StorageError):
     permanent = True
 
 
+class ReadReplica(StorageError):
+    """The database is a read replica, and this needs to write."""
+
+    permanent = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the database is a read replica, which takes no writes: give this command the address of the primary"
+        )
+
+
 class TablesLocked(StorageError):
     """A migration did not get its locks in any of its attempts."""
 

@@ -26,6 +26,8 @@ from gpuledger_collector.ingest.batches.attributes import Connection
 
 log = logging.getLogger(__name__)
 
+UNAVAILABLE = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
+"""Errors that say nothing of a batch: the database does not answer, or takes no writes (a read replica)."""
 FAULT_SECONDS = 30.0
 """How long a failure is reported as current; afterwards batches may try again."""
 STUCK_SECONDS = 90.0
@@ -308,7 +310,7 @@ class GroupCommit(Generic[B, A]):
             if connection is None or connection.closed:
                 connection = self._connect()
             answers = self._store.flush(connection, [waiting.batch for waiting in group], self._clock(), self._is_idle)
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        except UNAVAILABLE as error:
             # The database is unavailable, not the batches wrong: writing them one by one would fail as well.
             return self._refuse(connection, group, error)
         except Exception as error:  # a poison batch must not fail its neighbors: write each alone
@@ -346,7 +348,7 @@ class GroupCommit(Generic[B, A]):
             if connection is None or connection.closed:
                 connection = self._connect()
             answer = self._store.flush(connection, [waiting.batch], self._clock(), self._is_idle)[0]
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        except UNAVAILABLE as error:
             return self._refuse(connection, [waiting], error)
         except Exception as error:
             connection = self._reset_store(connection)

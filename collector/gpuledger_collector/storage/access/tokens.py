@@ -179,8 +179,9 @@ class TokenStore:
         return self._asked(every)
 
     def note(self, used: Mapping[int, int]) -> None:
-        """Store when tokens were last used."""
-        self._asked(lambda connection: mark_used(connection, used))
+        """Store when tokens were last used; a read replica cannot."""
+        if not self.database.standby:
+            self._asked(lambda connection: mark_used(connection, used))
 
     def _asked(self, question: Callable[[Connection], Answer]) -> Answer:
         if self._connection is not None:

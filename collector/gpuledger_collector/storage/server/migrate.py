@@ -23,8 +23,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.database import SUPPORTED, Database, parameters, reason
-from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable, TablesLocked
+from gpuledger_collector.storage.database import SUPPORTED, Database
+from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, TablesLocked
 from gpuledger_collector.storage.locks import ABOUT, Lock
 from gpuledger_collector.storage.server import replicas, schema_version
 
@@ -250,19 +250,19 @@ def require_current(dsn: str) -> None:
 
 
 class connected:  # noqa: N801 - used as a function in a with statement
-    """A short-lived SQLAlchemy connection; an error of the driver becomes one sentence."""
+    """A short-lived SQLAlchemy connection over one of ours, with the same checks."""
 
     def __init__(self, dsn: str) -> None:
-        self._engine = sa.create_engine(
-            "postgresql+psycopg://", connect_args=parameters(dsn, "gpuledger-migrate"), poolclass=sa.NullPool
-        )
+        def create() -> psycopg.Connection[tuple[Any, ...]]:
+            connection = _database(dsn).connect()
+            connection.autocommit = False  # as SQLAlchemy expects it
+            return connection
+
+        self._engine = sa.create_engine("postgresql+psycopg://", creator=create, poolclass=sa.NullPool)
 
     def __enter__(self) -> sa.Connection:
-        """Open it. Raises ServerUnavailable."""
-        try:
-            self._connection = self._engine.connect()
-        except DBAPIError as error:
-            raise ServerUnavailable(f"the database cannot be reached: {reason(error.orig or error)}") from error
+        """Open it. Raises ServerUnavailable, EnvironmentLacks."""
+        self._connection = self._engine.connect()
         return self._connection
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.database import Database, is_standby
 from gpuledger_collector.storage.errors import EnvironmentLacks
 
 
@@ -27,6 +27,12 @@ def scripts() -> Path:
 def newest() -> str:
     """The latest migration of this installation, by the names of the files, which begin with four digits."""
     return max((file.name[:4] for file in (scripts() / "versions").glob("[0-9][0-9][0-9][0-9]_*.py")), default="")
+
+
+def reads_standby(dsn: str) -> bool:
+    """Whether a database is a read replica. Raises ServerUnavailable."""
+    with Database(dsn, application="gpuledger-migrate").connect() as connection:
+        return is_standby(connection)
 
 
 def is_newest(dsn: str, *, secured: bool = False) -> bool:
