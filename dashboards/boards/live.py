@@ -20,6 +20,7 @@ from dashboards.grafana import (
 
 GPU = '{node=~"$node", uuid=~"$uuid"}'
 LANE = "{{node}} / {{gpu}}"
+MOST_LINES = 10
 
 
 def label(name: str, title: str, query: str) -> Json:
@@ -44,9 +45,14 @@ def label(name: str, title: str, query: str) -> Json:
     }
 
 
+def highest(metric: str, by: str) -> str:
+    """The series of a gauge with the highest means of the range: the same ones at every instant of a chart."""
+    return f"{metric} and on ({by}) topk({MOST_LINES}, avg_over_time({metric}[$__range] @ end()))"
+
+
 def gauge(title: str, description: str, name: str, unit: str, top: float | None = None) -> Panel:
-    """A metric of the chosen GPUs, a line each."""
-    return series(title, description, promql(f"{name}{GPU}", LANE), unit, width=8, limits=(0, top))
+    """A metric of the chosen GPUs, a line each for the highest ones."""
+    return series(title, description, promql(highest(f"{name}{GPU}", "uuid"), LANE), unit, width=8, limits=(0, top))
 
 
 def rate(name: str, by: str = "") -> str:
@@ -99,7 +105,7 @@ BOARD = Board(
             ),
         ),
         (
-            "GPUs",
+            "The ten highest GPUs of each metric",
             (
                 gauge("Utilization", "Part of the time in which a kernel ran.", "gpu_utilization_ratio", RATIO, 1),
                 gauge(
@@ -124,12 +130,21 @@ BOARD = Board(
                     stacked=True,
                 ),
                 series(
-                    "Error counters",
-                    "Xid errors and uncorrected ECC errors in an hour.",
+                    "Errors and odd allocations",
+                    "GPUs that are not healthy, that are allocated without a process or used without an allocation; "
+                    "and Xid and uncorrected ECC errors in an hour, for cards that had any.",
                     (
-                        promql(f"sum by (node, gpu) (increase(gpu_xid_errors_total{GPU}[1h]))", f"Xid {LANE}"),
+                        promql(f"count((gpu_health_status{GPU} >= 1) < 3) or vector(0)", "not healthy"),
+                        promql(f"sum(gpu_allocated_without_process{GPU})", "allocated without a process"),
+                        promql(f"sum(gpu_used_without_allocation{GPU})", "used without an allocation"),
                         promql(
-                            f"sum by (node, gpu) (increase(gpu_ecc_uncorrected_volatile_total{GPU}[1h]))", f"ECC {LANE}"
+                            f"topk({MOST_LINES}, sum by (node, gpu) (increase(gpu_xid_errors_total{GPU}[1h])) > 0)",
+                            f"Xid {LANE}",
+                        ),
+                        promql(
+                            f"topk({MOST_LINES}, sum by (node, gpu) "
+                            f"(increase(gpu_ecc_uncorrected_volatile_total{GPU}[1h])) > 0)",
+                            f"ECC {LANE}",
                         ),
                     ),
                     COUNT,
@@ -142,30 +157,28 @@ BOARD = Board(
             (
                 series(
                     "Batches waiting",
-                    "In each agent's spool.",
-                    promql("gpuledger_agent_batches_pending", "{{instance}}"),
+                    "In the ten fullest spools of agents.",
+                    promql(highest("gpuledger_agent_batches_pending", "instance"), "{{instance}}"),
                     COUNT,
                     width=8,
                 ),
                 series(
                     "Batches lost",
-                    "Dropped and dead batches in an hour.",
+                    "Batches that agents dropped or that the collector refuses for good, in an hour.",
                     (
-                        promql(
-                            "sum by (instance) (increase(gpuledger_agent_batches_dropped_total[1h]))",
-                            "dropped {{instance}}",
-                        ),
-                        promql(
-                            "sum by (instance) (increase(gpuledger_agent_batches_dead_total[1h]))", "dead {{instance}}"
-                        ),
+                        promql("sum(increase(gpuledger_agent_batches_dropped_total[1h]))", "dropped"),
+                        promql("sum(increase(gpuledger_agent_batches_dead_total[1h]))", "dead"),
                     ),
                     COUNT,
                     width=8,
                 ),
                 series(
                     "CPU use of agents",
-                    "CPU seconds per second of each agent.",
-                    promql("rate(gpuledger_agent_cpu_seconds_total[$__rate_interval])", "{{instance}}"),
+                    "CPU seconds per second: the median of the agents, and the highest.",
+                    (
+                        promql("quantile(0.5, rate(gpuledger_agent_cpu_seconds_total[$__rate_interval]))", "median"),
+                        promql("max(rate(gpuledger_agent_cpu_seconds_total[$__rate_interval]))", "highest"),
+                    ),
                     RATIO,
                     width=8,
                 ),
@@ -199,10 +212,14 @@ BOARD = Board(
                 ),
                 series(
                     "Runs of jobs, by outcome",
-                    "Ended runs per hour.",
-                    promql(
-                        "sum by (exported_job, outcome) (increase(gpuledger_job_runs_total[1h]))",
-                        "{{exported_job}} {{outcome}}",
+                    "Ended runs in an hour; what failed is named by its job.",
+                    (
+                        promql('sum(increase(gpuledger_job_runs_total{outcome="done"}[1h]))', "done"),
+                        promql(
+                            'sum by (exported_job, outcome) (increase(gpuledger_job_runs_total{outcome!="done"}[1h]))'
+                            " > 0",
+                            "{{exported_job}} {{outcome}}",
+                        ),
                     ),
                     COUNT,
                     width=8,
@@ -210,7 +227,7 @@ BOARD = Board(
             ),
         ),
     ),
-    since="now-3h",
+    since="now-1h",
     refresh="30s",
 )
 """The tenth board."""
