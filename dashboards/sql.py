@@ -252,14 +252,19 @@ def team() -> Json:
     )
 
 
+def named(column_name: str) -> str:
+    """A list of values for a variable, in which the empty one has a name too."""
+    return f"SELECT DISTINCT {column_name} AS __value, coalesce(nullif({column_name}, ''), '(none)') AS __text"
+
+
 def pool() -> Json:
     """Pools in the ledger of the range."""
-    return chosen("pool", "Pool", f"SELECT DISTINCT l.pool FROM ledger_day l WHERE {DAYS} ORDER BY 1")
+    return chosen("pool", "Pool", f"{named('l.pool')} FROM ledger_day l WHERE {DAYS} ORDER BY 1")
 
 
 def model() -> Json:
     """Models of GPU in the ledger of the range."""
-    return chosen("model", "Model", f"SELECT DISTINCT l.gpu_model FROM ledger_day l WHERE {DAYS} ORDER BY 1")
+    return chosen("model", "Model", f"{named('l.gpu_model')} FROM ledger_day l WHERE {DAYS} ORDER BY 1")
 
 
 def node() -> Json:

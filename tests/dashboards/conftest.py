@@ -23,7 +23,7 @@ from gpuledger_collector.storage.database import Database
 
 __all__ = ["postgres"]
 
-READER, PASSWORD = "grafana_of_the_tests", "only for reading"
+READER, PASSWORD = "grafana_of_the_tests", "only-for-reading"
 
 
 def command(dsn, *arguments):
