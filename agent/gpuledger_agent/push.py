@@ -170,6 +170,10 @@ class Http:
             if self._token_file is not None:
                 # Read for each request: a rotated token takes effect without a reload.
                 token = self._token_file.read_text().strip()
+                if not token:
+                    return Reply(
+                        None, error=f"token_file: {self._token_file} is empty; write this node's token into it"
+                    )
                 if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
                     return Reply(None, error=f"{self._token_file} holds more than a token")
                 headers["Authorization"] = f"Bearer {token}"
@@ -178,6 +182,9 @@ class Http:
             response = connection.getresponse()
             # Bounded, whoever answers; a collector's answer lists at most a thousand refusals.
             answer = response.read(4 * 1024 * 1024)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            return Reply(None, error=self._distrust(error))
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             return Reply(None, error=f"{type(error).__name__}: {error}")
@@ -185,6 +192,13 @@ class Http:
         if response.will_close:
             self.close()
         return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, answer)
+
+    def _distrust(self, error: ssl.SSLCertVerificationError) -> str:
+        """Why the collector's certificate is not trusted, and the setting that helps."""
+        reason = f"the certificate of {self._host} is not trusted ({error.verify_message})"
+        if self._ca_file is not None:
+            return f"{reason}: ca_file {self._ca_file} is not of the authority that signed it"
+        return f"{reason}: set ca_file to the PEM certificate of your private authority"
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._connection is None:

@@ -202,11 +202,24 @@ def load(config: Path | None, environment: Mapping[str, str], home: Path) -> Set
             values[written.name] = convert(written.name, written.value)
         except ValueError as error:
             faults.append(f"{written.place}: {error}")
+    settings = Settings(**values)
+    places = {written.name: written.place for written in given}
+    # What cannot be read has its default here: a fault that names it would be a second one about the same line.
+    readable = [fault for fault in check_faults(settings) if _named_setting(fault) not in places.keys() - values]
+    faults += [_with_place(fault, places) for fault in readable]
     if faults:
         raise SettingsError("; ".join(faults))
-    settings = Settings(**values)
-    check(settings)
     return settings
+
+
+def _named_setting(fault: str) -> str:
+    return fault.partition(":")[0]
+
+
+def _with_place(fault: str, places: Mapping[str, str]) -> str:
+    """The fault with the file and line, or the variable, that gave the setting which it names."""
+    name, _, reason = fault.partition(":")
+    return f"{places[name]}:{reason}" if name in places else fault
 
 
 def default_data_dir(environment: Mapping[str, str], home: Path) -> Path:
@@ -267,12 +280,17 @@ def is_loopback(host: str) -> bool:
 
 def check(settings: Settings) -> None:
     """Raise SettingsError for values that are out of range or contradict each other, one sentence for each."""
+    if faults := check_faults(settings):
+        raise SettingsError("; ".join(faults))
+
+
+def check_faults(settings: Settings) -> list[str]:
+    """A sentence for each value that is out of range or contradicts another."""
     checks = (_check_bounds, _check_addresses, _check_pairs, _check_mail, _check_proxies)
     faults = [fault for each in checks for fault in each(settings)]
     if settings.keep_archive_days and settings.keep_archive_days <= settings.pack_after_days:
         faults.append(f"keep_archive_days: must be 0 (for ever) or over pack_after_days, {settings.pack_after_days}")
-    if faults:
-        raise SettingsError("; ".join(faults))
+    return faults
 
 
 def _check_bounds(settings: Settings) -> list[str]:

@@ -38,6 +38,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: is not TOML: {error}") from error
 
 
+def lines_of(path: Path, names: Collection[str]) -> dict[str, str]:
+    """`:LINE` of each name at the top of a TOML file, where a line begins with it."""
+    lines: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        name = line.strip().lstrip("[").partition("=")[0].partition("]")[0].partition(".")[0].strip().strip("\"'")
+        if name in names:
+            lines.setdefault(name, f":{number}")
+    return lines
+
+
 def nearest_name(name: str, known: Collection[str]) -> str:
     """The known name that is spelled most like this one."""
     return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
@@ -57,11 +67,14 @@ def given_settings(
     """
     given: list[GivenSetting] = []
     faults: list[str] = []
-    for name, value in ({} if config is None else read_toml(config)).items():
+    content = {} if config is None else read_toml(config)
+    lines = {} if config is None else lines_of(config, content)
+    for name, value in content.items():
+        place = f"{config}{lines.get(name, '')}: {name}"
         if name in known:
-            given.append(GivenSetting(name, value, f"{config}: {name}"))
+            given.append(GivenSetting(name, value, place))
         else:
-            faults.append(f"{config}: {name} is not a setting; the nearest one is {nearest_name(name, known)}")
+            faults.append(f"{place} is not a setting; the nearest one is {nearest_name(name, known)}")
     variables = {prefix + name.upper(): name for name in known}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(prefix) or (foreign_prefix and variable.startswith(foreign_prefix)):

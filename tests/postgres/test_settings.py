@@ -55,10 +55,17 @@ def test_faults_are_named(tmp_path, text, environment, sentence):
 
 def test_all_faults_are_said_at_once(tmp_path):
     """One run shows every unknown key and every bad value."""
-    (tmp_path / "c.toml").write_text('writer = 3\nflush_batches = "x"\n')
+    file = tmp_path / "c.toml"
+    file.write_text('writer = 3\n# a comment\nflush_batches = "x"\nmail_server = "nowhere"\nlog_level = "loud"\n')
     with pytest.raises(SettingsError) as caught:
-        load(tmp_path / "c.toml", {"GPULEDGER_JOBS": "perhaps"}, HOME)
-    assert str(caught.value).count(";") >= 2
+        load(file, {"GPULEDGER_JOBS": "perhaps"}, HOME)
+    assert [fault.split(": ")[:2] for fault in str(caught.value).split("; ") if ": " in fault] == [
+        [f"{file}:1", "writer is not a setting"],
+        [f"{file}:3", "flush_batches"],
+        ["GPULEDGER_JOBS", "'perhaps' is neither true nor false"],
+        [f"{file}:5", "log_level"],
+        [f"{file}:4", "mail_server"],
+    ]
 
 
 def test_the_agents_settings_are_left_alone():

@@ -230,6 +230,11 @@ def shown_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     # All unpriced usage is one row, whoever used it: the row is about the missing rate.
     if line.currency is None:
         return (UNPRICED, *[""] * (len(by) - 1)) if by else ()
+    return holder_keys(line, by)
+
+
+def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
+    """The cells of a line by who held it, whether it has a price or not."""
     if line.state == HELD:
         named = zip(line.keys, by, strict=True)
         return tuple([_shown(key, name) or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in named])

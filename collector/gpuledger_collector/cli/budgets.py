@@ -6,6 +6,7 @@ import getpass
 import sys
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,8 +65,22 @@ def show(
     Budgets are declared in a file and applied with `gpuledger apply FILE.toml`. With --exit-code it ends with 1 when
     one is spent.
     """
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        _show(form, exit_code=exit_code, dsn=dsn, config=config)
+
+
+@app.command("list", epilog="Example: gpuledger budgets list --format csv")
+def list_budgets(
+    form: options.Format = options.Format.table,
+    exit_code: options.ExitCode = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Show every budget, as `gpuledger budgets` does."""
+    _show(form, exit_code=exit_code, dsn=dsn, config=config)
+
+
+def _show(form: options.Format, *, exit_code: bool, dsn: str | None, config: Path | None) -> None:
     with open_session(dsn, config) as session:
         with session.database.transaction() as connection:
             periods = {budget.period_at(session.now_ms) for budget in budgets.current(connection)}

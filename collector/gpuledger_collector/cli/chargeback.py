@@ -6,7 +6,7 @@ import csv
 import enum
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -16,6 +16,7 @@ from typer import Option
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, Report, ReportRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import (
     UNAVAILABLE,
@@ -31,7 +32,7 @@ from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, focus_split, parquet
 from gpuledger_collector.export.chargeback import as_csv, as_json, table_columns, texts
-from gpuledger_collector.services.chargeback import chargeback_notes, convert_chargeback, read_chargeback
+from gpuledger_collector.services.chargeback import chargeback_notes, convert_chargeback, hours_by, read_chargeback
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing.allocation import shares
 from gpuledger_collector.storage.ledger import reports, zones
@@ -40,6 +41,11 @@ from gpuledger_collector.storage.locks import Connection
 app = new_app()
 TEXTS = {"currency", "correction_of", "exchange"}
 ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
+
+NO_PRICE = (
+    "this is hours, for none of them has a price yet; set one, and it is a bill: "
+    "gpuledger prices set --rate 2.50 --currency USD --from 2026-01-01"
+)
 
 
 class ChargebackFormat(enum.StrEnum):
@@ -112,10 +118,23 @@ def chargeback(
                 parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), bill.by))
             else:
                 width = terminal_width() if output is None else None
-                write_text(report_text(bill, span, options.Format(form.value), notes, width), output)
+                if form is ChargebackFormat.table and bill.rows and not any(row.currency for row in bill.rows):
+                    text = hours_table(hours_by(connection, span, names), names, width)
+                    notes.append(NO_PRICE)
+                else:
+                    text = report_text(bill, span, options.Format(form.value), notes, width)
+                write_text(text, output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     end_with(bool(bill.unpriced), exit_code)
+
+
+def hours_table(held: Sequence[tuple[tuple[str, ...], int]], by: Sequence[str], width: int | None) -> str:
+    """GPU-hours by who held them, while nothing has a price."""
+    hours = hours_decimal([ns for _, ns in held])
+    rows = [{**dict(zip(by, keys, strict=True)), "gpu_hours": str(n)} for (keys, _), n in zip(held, hours, strict=True)]
+    columns = [*map(Column, by), Column("gpu_hours", "gpu_hours", is_number=True)]
+    return table_text(columns, rows, width, [{by[0]: "total", "gpu_hours": str(sum(hours))}])
 
 
 def report_text(bill: Report, period: Period, form: options.Format, notes: list[str], width: int | None) -> str:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuledger_collector.accounting.chargeback import Allocations, Report, SharedPart, report, shown_keys, totals
+from gpuledger_collector.accounting.chargeback import (
+    Allocations,
+    Report,
+    SharedPart,
+    holder_keys,
+    report,
+    shown_keys,
+    totals,
+)
 from gpuledger_collector.accounting.exchange import Exchange, view
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period, format_instant
@@ -95,6 +104,14 @@ def convert_chargeback(
     kept = sorted({row.currency for row in converted.rows if row.currency not in {None, currency}} - {None})
     notes = [f"no rate from {name} to {currency} holds on some of these days: they stay in {name}" for name in kept]
     return converted, notes
+
+
+def hours_by(connection: Connection, period: Period, by: Sequence[str]) -> list[tuple[tuple[str, ...], int]]:
+    """GPU-nanoseconds of a period by these dimensions, most first, whether they have a price or not."""
+    sums: Counter[tuple[str, ...]] = Counter()
+    for line in reports.charged_lines(connection, period, by):
+        sums[holder_keys(line, by)] += line.gpu_ns
+    return sorted(((keys, ns) for keys, ns in sums.items() if ns), key=lambda row: (-row[1], row[0]))
 
 
 def chargeback_notes(connection: Connection, period: Period, now_ms: int, chargeback: Report) -> list[str]:

@@ -1,8 +1,12 @@
 """Push: every answer has its reaction, and a batch leaves the spool only when it may."""
 
 import email.utils
+import http.server
 import json
+import ssl
+import subprocess
 import threading
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -183,6 +187,57 @@ def test_a_token_file_that_holds_more_is_said_without_its_content(spool, tmp_pat
     assert "holds more than a token" in pusher.problem
     assert "geheim" not in pusher.problem
     assert spool.counts().pending == 1
+
+
+def test_an_empty_token_file_is_said(spool, tmp_path):
+    """Nothing is sent without a token that should be there."""
+    spool.add(make(), NOW)
+    place = tmp_path / "token"
+    place.write_text("\n")
+    pusher = Pusher(spool, Http("http://127.0.0.1:1", place).post, lambda: NOW, lambda: 0.5)
+    pusher.step()
+    assert pusher.problem == f"token_file: {place} is empty; write this node's token into it"
+    assert spool.counts().pending == 1
+
+
+def test_a_private_authority_needs_ca_file_and_the_error_says_so(tmp_path):
+    """Without ca_file it is named; with one of another authority that one is named; with the right one it passes."""
+    certificate, other = (own_certificate(tmp_path, name) for name in ("collector", "other"))
+    with tls_server(certificate) as port:
+        for ca_file, words in (
+            (None, "set ca_file to the PEM certificate of your private authority"),
+            (other[0], f"ca_file {other[0]} is not of the authority that signed it"),
+        ):
+            reply = Http(f"https://localhost:{port}", ca_file=ca_file).post(b"", NOW)
+            assert reply.status is None
+            assert reply.error.startswith("the certificate of localhost is not trusted (")
+            assert words in reply.error
+        assert Http(f"https://localhost:{port}", ca_file=certificate[0]).post(b"", NOW).status == 501
+
+
+def own_certificate(folder, name):
+    """A certificate that signs itself, and its key."""
+    files = folder / f"{name}.pem", folder / f"{name}.key"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run([*make.split(), "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
+    return files
+
+
+@contextmanager
+def tls_server(files):
+    """A server that speaks TLS and knows no method."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    server = http.server.ThreadingHTTPServer(("localhost", 0), http.server.BaseHTTPRequestHandler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_refused_records_go_to_the_dead_letters_with_their_reasons(spool):

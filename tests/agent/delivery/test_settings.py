@@ -26,7 +26,7 @@ def test_all_faults_are_told_at_once(tmp_path):
         load(config, {"GPULEDGER_AGENT_POOOL": "x"})
     message = str(caught.value)
     for words in (
-        f"{config}: sample_intervall_s",
+        f"{config}:1: sample_intervall_s",
         "sample_interval_s",
         "1.5 is not a int",
         "True is not a float",

@@ -249,6 +249,7 @@ def test_every_form_shows_the_same(october, apply, run, connect, monkeypatch) ->
         "budget": "vision",
     }
     assert "USD 552.00" in run("budgets")[1]
+    assert run("budgets", "list", "--format", "csv") == run("budgets", "--format", "csv")
 
 
 def test_mistakes_in_a_budget_are_named_with_their_line(apply, fleet) -> None:

@@ -85,6 +85,19 @@ def test_unpriced_usage_has_a_row(furnished, run) -> None:
     assert run("reconcile", "--period", "2025-10")[0] == 1
 
 
+def test_before_any_price_there_are_hours_by_team(furnished, run) -> None:
+    """No bill, but who held how much, adding up to the same hours, and the command that sets a rate."""
+    furnished.connection.execute("UPDATE price SET superseded_at = now()")
+    _, out, err = run("chargeback", *MONTH)
+    lines = [line.split() for line in out.splitlines() if line.strip()]
+    assert lines[0] == ["team", "gpu_hours"]
+    hours = {line[0]: Decimal(line[-1].replace(",", "")) for line in lines[1:] if line[-1][:1].isdigit()}
+    assert {"team-2", "(unallocated)", "total"} <= set(hours)
+    assert "(unpriced)" not in hours
+    assert sum(hours.values()) == 2 * hours["total"]
+    assert "gpuledger prices set --rate 2.50 --currency USD --from" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
