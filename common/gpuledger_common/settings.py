@@ -28,6 +28,10 @@ class GivenSetting:
     place: str
 
 
+TEST_PREFIX = "GPULEDGER_TEST_"
+"""Variables that tell the tests which servers they may use."""
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file. Raises SettingsError with file and reason."""
     try:
@@ -62,8 +66,8 @@ def given_settings(
 ) -> tuple[list[GivenSetting], list[str]]:
     """The settings of the file and then of the environment, and a sentence about each unknown name.
 
-    Variables that begin with `foreign_prefix` belong to another program and are ignored. Raises SettingsError for a
-    file that cannot be read.
+    Variables that begin with `foreign_prefix` belong to another program, those with TEST_PREFIX to the tests; both are
+    ignored. Raises SettingsError for a file that cannot be read.
     """
     given: list[GivenSetting] = []
     faults: list[str] = []
@@ -77,7 +81,7 @@ def given_settings(
             faults.append(f"{place} is not a setting; the nearest one is {nearest_name(name, known)}")
     variables = {prefix + name.upper(): name for name in known}
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(prefix) or (foreign_prefix and variable.startswith(foreign_prefix)):
+        if not variable.startswith(prefix) or variable.startswith((TEST_PREFIX, foreign_prefix or TEST_PREFIX)):
             continue
         if variable in variables:
             given.append(GivenSetting(variables[variable], text, variable))

@@ -74,6 +74,11 @@ def test_the_agents_settings_are_left_alone():
     assert settings.agent_token_file is None
 
 
+def test_variables_of_the_tests_are_no_settings():
+    """A command that a test runs does not mind which servers the tests were given."""
+    assert load(None, {"GPULEDGER_TEST_ENGINES": "required"}, HOME) == load(None, {}, HOME)
+
+
 def test_secrets_come_from_files(tmp_path):
     """DSN and tokens are read from files; a missing or empty file is a sentence with the setting's name."""
     (tmp_path / "dsn").write_text("postgresql://db/ledger\n")

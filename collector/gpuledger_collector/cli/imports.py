@@ -59,6 +59,10 @@ AnyInstant = Annotated[
     bool, Option(ANY_INSTANT, help="Accept instants before 2000 and after tomorrow, from 1970 to 2100.")
 ]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Import the good rows and leave out the bad ones.")]
+EmptyStart = Annotated[
+    str | None,
+    Option("--empty-start", metavar="skip|INSTANT", help="What a row without a start means; else it is bad."),
+]
 Zone = Annotated[str | None, Option("--zone", metavar="ZONE", help="Of times that name none: Europe/Berlin, UTC, ...")]
 Dates = Annotated[DateOrder | None, Option("--dates", help="How 03/04/2026 is read, where the file leaves it open.")]
 ColumnNames = Annotated[
@@ -72,10 +76,7 @@ Work = Callable[[Connection], ImportOutcome]
 def usage(
     file: File,
     pool: Annotated[str, Option("--pool", help="Pool of rows that name none.")] = "imported",
-    empty_start: Annotated[
-        str | None,
-        Option("--empty-start", metavar="skip|INSTANT", help="What a row without a start means; else it is bad."),
-    ] = None,
+    empty_start: EmptyStart = None,
     zone: Zone = None,
     dates: Dates = None,
     column: ColumnNames = None,
@@ -95,7 +96,7 @@ def usage(
     table = table_options(zone, dates, column)
     with busy(f"reading {file.name}"):
         parsed = read_usage(
-            file, UsageOptions(pool_name(pool), _empty_start(empty_start), instants(any_instant), table)
+            file, UsageOptions(pool_name(pool), start_of_empty(empty_start), instants(any_instant), table)
         )
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
@@ -133,8 +134,10 @@ def import_usage(session: Session, file: Path, parsed: Parsed[UsageRow], dry_run
     for sentence in warnings:
         say(sentence, error=True)
     summary = _write(session, "workloads", lambda connection: imports.add_usage(connection, parsed.rows, at), dry_run)
+    still = sum(row.end_ms is None for row in parsed.rows)
+    without_end = f"; {plural(still, 'workload')} without an end, billed up to now" if still else ""
     forgotten = f"; {plural(running, 'workload')} without an end for more than {LONG_DAYS} days" if running else ""
-    return summary + forgotten + dry_run_note(dry_run)
+    return summary + without_end + forgotten + dry_run_note(dry_run)
 
 
 def table_options(zone: str | None, dates: DateOrder | None, column: Sequence[str] | None) -> TableOptions:
@@ -162,7 +165,8 @@ def pool_name(name: str) -> str:
     return name
 
 
-def _empty_start(text: str | None) -> int | str | None:
+def start_of_empty(text: str | None) -> int | str | None:
+    """What `--empty-start` says: an instant in unix ms, or `skip`."""
     return text if text is None or text == "skip" else _instant("--empty-start", text)
 
 

@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli import imports, options
+from gpuledger_collector.cli.apply import days_note
 from gpuledger_collector.cli.chargeback import report_text
 from gpuledger_collector.cli.common import new_app, refuse
 from gpuledger_collector.cli.output import Column, table_text, terminal_width
@@ -25,7 +26,7 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.csv_rows import Parsed
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.config.prices import DeclaredPrice
-from gpuledger_collector.ingest.files.job_table import JobTable, TableOptions
+from gpuledger_collector.ingest.files.job_table import JobTable
 from gpuledger_collector.ingest.files.sacct import is_sacct, read_sacct
 from gpuledger_collector.ingest.files.usage import UsageOptions, read_table_rows, understand
 from gpuledger_collector.services.chargeback import chargeback_notes, read_chargeback
@@ -48,13 +49,14 @@ def start(
         Path, Argument(metavar="FILE", help="A table of jobs in any delimiter, or what sacct prints; .gz as well.")
     ],
     rate: Annotated[
-        str | None, Option("--rate", help="Money per GPU-hour where the price book has no rate; else hours alone.")
+        str | None, Option("--rate", help="Money per GPU-hour of all usage without a rate of its own, in any file.")
     ] = None,
     currency: Annotated[str, Option("--currency", help="ISO 4217 code of --rate.")] = "USD",
     pool: Annotated[str, Option("--pool", help="Pool of rows that name none.")] = "imported",
     zone: imports.Zone = None,
     dates: imports.Dates = None,
     column: imports.ColumnNames = None,
+    empty_start: imports.EmptyStart = None,
     skip_bad: imports.SkipBad = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Import without being asked.")] = False,
     serve: Annotated[bool, Option("--serve", help="Keep the pages up afterwards, until Ctrl-C.")] = False,
@@ -71,29 +73,53 @@ def start(
             f"{file} is no file; a Prometheus is billed by remote write; docs/guides/no-agent.md has the three lines"
         )
     price = None if rate is None else _price(rate, currency)
-    parsed = _read(file, imports.pool_name(pool), imports.table_options(zone, dates, column), skip_bad)
-    if not dry_run and not yes:
-        _ask(f"Import {plural(len(parsed.rows), 'workload')}?")
+    usage_options = UsageOptions(
+        imports.pool_name(pool),
+        imports.start_of_empty(empty_start),
+        imports.instants(any_instant=False),
+        imports.table_options(zone, dates, column),
+    )
+    parsed = _read(file, usage_options, skip_bad)
     with open_session(dsn, config) as session:
-        if price is not None:
-            _set_price(session, price, dry_run)
+        new_rate = "" if price is None else _set_price(session, price, dry_run=True)
+        if not dry_run and not yes:
+            _ask(f"Import {plural(len(parsed.rows), 'workload')}{_open_rows(parsed.rows)}{_rated(price, new_rate)}?")
+        if price is not None and new_rate:
+            say(f"rate: {_rate_text(price)}{_set_price(session, price, dry_run)}")
         print(imports.import_usage(session, file, parsed, dry_run))
         if not dry_run:
             _print_bill(session, parsed.rows)
+            if zone is not None and zone != "UTC" and session.calendar.is_utc:
+                say(
+                    "gpuledger: days of the bill are UTC's; `billing_zone`, declared with `gpuledger apply`, changes that",
+                    error=True,
+                )
     if serve and not dry_run:
         serving.serve(load_settings(config, dsn), lambda sentence: print(sentence, flush=True))
 
 
-def _read(file: Path, pool: str, table_options: TableOptions, skip_bad: bool) -> Parsed[UsageRow]:
+def _rate_text(price: Price) -> str:
+    return f"{price.rate.normalize():f} {price.currency} a GPU-hour"
+
+
+def _rated(price: Price | None, new_rate: str) -> str:
+    return f", at {_rate_text(price)}{new_rate}" if price is not None and "instead" in new_rate else ""
+
+
+def _open_rows(rows: Sequence[UsageRow]) -> str:
+    still = sum(row.end_ms is None for row in rows)
+    return f", {still} without an end and billed up to now" if still else ""
+
+
+def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> Parsed[UsageRow]:
     """The workloads of a file, after saying how it was understood."""
-    instants = imports.instants(any_instant=False)
     if is_sacct(file):
+        pool = None if usage_options.pool == "imported" else usage_options.pool
         with busy(f"reading {file.name}"):
-            parsed = read_sacct(file, None if pool == "imported" else pool, instants)
+            parsed = read_sacct(file, pool, usage_options.instants)
         say(f"{file}: what sacct prints, {plural(len(parsed.rows), 'job')} with GPUs")
     else:
         parsed = Parsed()
-        usage_options = UsageOptions(pool, None, instants, table_options)
         with busy(f"reading {file.name}"):
             table = understand(file, usage_options, parsed.problems)
             if table is not None:
@@ -142,7 +168,11 @@ def _ask(question: str) -> None:
     """Go on only when the person at the terminal says so; a script says --yes."""
     if not sys.stdin.isatty():
         refuse("--yes imports without being asked; --dry-run shows what would change")
-    if not typer.confirm(question, default=True, err=True):
+    try:
+        agreed = typer.confirm(question, default=True, err=True)
+    except typer.Abort:
+        agreed = False
+    if not agreed:
         refuse("nothing was imported")
 
 
@@ -163,13 +193,19 @@ def _price(rate: str, currency: str) -> Price:
     return declared[0]
 
 
-def _set_price(session: Session, price: Price, dry_run: bool) -> None:
-    """Put the rate into the price book; more specific rates of the book go before it."""
+def _set_price(session: Session, price: Price, dry_run: bool) -> str:
+    """Put the rate into the price book, and return what that changes; empty when it is in force already.
+
+    More specific rates of the book go before it.
+    """
     try:
         with session.database.transaction(dry_run=dry_run) as connection:
-            prices.add(connection, [price], now())
+            outcome = prices.add(connection, [price], now())
     except prices.CurrencyChanged as error:
         refuse("; ".join(f"--currency: {problem.message}" for problem in error.problems))
+    if outcome.updated:
+        return f" instead of the rate in force; {days_note(outcome)}"
+    return f"; {days_note(outcome)}" if outcome.added else ""
 
 
 def _print_bill(session: Session, rows: Sequence[UsageRow]) -> None:

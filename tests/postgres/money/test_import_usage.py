@@ -114,7 +114,7 @@ def test_missing_columns_and_files_are_one_sentence(run, written, tmp_path) -> N
     assert code == 2
     assert err.splitlines()[0].endswith(
         "u.csv:1: no column is known as gpus or end; there are 'workload_id', 'start', 'halt', 'gpuz'; "
-        "--column gpus=gpuz says which it is"
+        "--column gpus=gpuz --column end=NAME says which it is"
     )
     assert run("import", "usage", tmp_path / "none.csv")[0] == 2
     cut = tmp_path / "cut.csv.gz"

@@ -1,6 +1,7 @@
 """gpuledger start, and the tables of jobs that it and `import usage` read."""
 
 import datetime as dt
+import re
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -55,6 +56,7 @@ def test_another_rate_replaces_the_one_before(run, fleet) -> None:
         code, out, _ = run("start", EXAMPLES / "jobs.csv", "--rate", rate, "--yes")
         assert code == 0
     assert "3801.25" in out
+    assert re.search(r"rate: 5 USD a GPU-hour instead of the rate in force; \d+ days to rate again", out)
     code, _, err = run("start", EXAMPLES / "jobs.csv", "--rate", "5", "--currency", "EUR", "--yes")
     assert (code, "--currency: " in err) == (2, True)
 
@@ -185,6 +187,47 @@ def test_serial_numbers_of_spreadsheets(written) -> None:
     ]
     unix = read(written("b.csv", "job,gpus,start,end\na,1,1759276800,1759284000.5\n"), zone="Europe/Berlin")
     assert [(row.start_ms, row.end_ms) for row in unix.rows] == [(1_759_276_800_000, 1_759_284_000_500)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "gpus"),
+    [
+        (("0,5", "1.024"), [0.5, 1024.0]),
+        (("1.039,5", "8"), [1039.5, 8.0]),
+        (("0.5", "8"), [0.5, 8.0]),
+        (("1.024", "8"), "'1.024' GPUs can be read as 1024 or as 1.024"),
+        (("0,5", "1.5"), "2:gpus"),
+    ],
+)
+def test_marks_of_decimals_are_decided_over_the_whole_column(written, cells, gpus) -> None:
+    """A point separates thousands where a comma separates decimals; what stays open is refused."""
+    rows = "".join(f"{number};{cell};1759276800;1759280400\n" for number, cell in enumerate(cells))
+    parsed = read(written("u.csv", "job;gpus;start;end\n" + rows))
+    if isinstance(gpus, str):
+        assert gpus in str(parsed.problems[0]) or "3:gpus" in parsed.problems[0].source
+    else:
+        assert [row.gpu_micro / 1_000_000 for row in parsed.rows] == gpus
+
+
+def test_what_spreadsheets_and_sacct_add_is_no_row(written) -> None:
+    """A first line with the delimiter, blank rows, steps of a job; an unknown end is an open one."""
+    path = written(
+        "u.csv",
+        "sep=;\nJobID;AllocTRES;Start;End\n;;;\n1001;gres/gpu=2;1759276800;1759280400\n"
+        "1001.batch;gres/gpu=2;1759276800;1759280400\n1001.0;gres/gpu=2;1759276800;1759280400\n"
+        "1002;gres/gpu=1;1759276800;Unknown\n1003;gres/gpu=1;1759276800;1759276800\n1004;gres/gpu=1;1759276800000;\n",
+    )
+    parsed = read(path)
+    assert [(row.workload_id, row.line, row.end_ms is None) for row in parsed.rows] == [
+        ("1001", 4, False),
+        ("1002", 7, True),
+        ("1003", 8, False),
+    ]
+    assert "2 steps of Slurm jobs that have a row of their own: left out" in parsed.notes
+    assert any("1 row of no duration" in note for note in parsed.notes)
+    assert [str(problem) for problem in parsed.problems] == [
+        f"{path}:9:Start: '1759276800000' looks like milliseconds; unix instants are in seconds"
+    ]
 
 
 def test_an_hour_that_comes_twice_is_said(written) -> None:

@@ -58,7 +58,12 @@ _YEAR_LAST = re.compile(
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,6}))?)?(?: ?([AaPp])\.?[Mm]\.?)?")
 _NUMBER = re.compile(r"\d+([.,]\d+)?")
 _TRES_GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)")
-_DECIMAL_COMMA = re.compile(r"\d+,\d+")
+_DECIMAL_COMMA = re.compile(r"(\d+|\d{1,3}(\.\d{3})+),\d+")
+_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
+_SEPARATOR = re.compile(r"sep=(.)\r?\n")
+_STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(?:batch|extern|interactive|\d+)")
+_NO_INSTANT = {"", "unknown", "none", "n/a", "null", "nan", "-"}
+_FIRST_MILLISECONDS = 10**11
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class JobTable:
     records: Sequence[Record]
     day_first: bool | None = None
     """How dates such as 03/04/2026 are read; None where there are none."""
+    has_decimal_comma: bool = False
+    """Whether a comma separates the decimals of a number, and a point its thousands."""
     zone: ZoneInfo | None = None
 
     @property
@@ -103,7 +110,10 @@ def read_table(
     text = decode(path, problems)
     if text is None:
         return None
-    delimiter = _delimiter(text)
+    # Spreadsheets write the delimiter into a first line of its own; it counts as a line of the file.
+    said = _SEPARATOR.match(text)
+    text, skipped = (text[said.end() :], 1) if said else (text, 0)
+    delimiter = said[1] if said else _delimiter(text)
     header, rows = split_rows(path, text, problems, delimiter)
     if problems:
         return None
@@ -113,10 +123,12 @@ def read_table(
         problems.append(_missing(path, header, columns, missing))
     if problems:
         return None
-    table = JobTable(
-        path, delimiter, header, columns, list(rows), zone=ZoneInfo(options.zone) if options.zone else None
+    filled = [replace(row, line=row.line + skipped) for row in rows if any(map(str.strip, row.cells.values()))]
+    zone = ZoneInfo(options.zone) if options.zone else None
+    table = JobTable(path, delimiter, header, columns, filled, zone=zone)
+    table = replace(
+        table, day_first=_day_first(table, options, problems), has_decimal_comma=_has_decimal_comma(table, problems)
     )
-    table = replace(table, day_first=_day_first(table, options, problems))
     _require_zone(table, problems)
     return None if _of_file(problems) else table
 
@@ -130,29 +142,55 @@ def records(table: JobTable, problems: list[Problem], notes: list[str]) -> Itera
 
     Adds a problem for each local time that is no instant; its cell stays as it was written, which no import takes.
     """
-    repeated = 0
+    repeated = steps = 0
+    id_column = table.meanings["workload_id"]
+    ids = {record.cells[id_column].strip() for record in table.records}
     for record in table.records:
         cells = {meaning: record.cells[name].strip() for meaning, name in table.meanings.items()}
+        step = _STEP.fullmatch(cells["workload_id"])
+        if step is not None and step[1] in ids:
+            steps += 1
+            continue
         for meaning in INSTANTS:
-            if not cells.get(meaning):
+            if cells.get(meaning, "").casefold() in _NO_INSTANT:
+                cells |= {meaning: ""} if meaning in cells else {}
                 continue
             try:
                 cells[meaning], is_repeated = _instant(cells[meaning], table)
                 repeated += is_repeated
             except ValueError as error:
                 problems.append(Problem("bad_instant", f"{record.source}:{meaning}", str(error)))
-        cells["gpus"] = _gpus(cells["gpus"], table.delimiter)
+        cells["gpus"] = _gpus(cells["gpus"], table.has_decimal_comma)
         yield Record(record.file, record.line, cells)
+    if steps:
+        notes.append(f"{plural(steps, 'step')} of Slurm jobs that have a row of their own: left out")
     if repeated:
         zone = table.zone.key if table.zone else ""
         notes.append(f"{plural(repeated, 'instant')} in an hour that {zone} has twice: read as the first of the two")
 
 
-def _gpus(cell: str, delimiter: str) -> str:
-    """A number of GPUs as written, with a decimal comma, or within Slurm's AllocTRES."""
-    if delimiter != "," and _DECIMAL_COMMA.fullmatch(cell):
-        return cell.replace(",", ".")
-    return str(gpus_of(cell)[0]) if "=" in cell else cell
+def _has_decimal_comma(table: JobTable, problems: list[Problem]) -> bool:
+    """Decide what a comma and a point mean over all numbers of GPUs; a file that leaves it open is refused."""
+    if table.delimiter == ",":
+        return False
+    cells = [record.cells[table.meanings["gpus"]].strip() for record in table.records]
+    if any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+        return True
+    unclear = next((cell for cell in cells if _THOUSANDS.fullmatch(cell)), None)
+    if unclear is not None:
+        message = f"{unclear!r} GPUs can be read as {unclear.replace('.', '')} or as {unclear.rstrip('0').rstrip('.')}"
+        problems.append(
+            Problem("two_readings", str(table.path), f"{message}; write it without the point, or with 6 decimals")
+        )
+    return False
+
+
+def _gpus(cell: str, has_decimal_comma: bool) -> str:
+    """A number of GPUs as written, by the marks of its file, or within Slurm's AllocTRES."""
+    if has_decimal_comma and (_DECIMAL_COMMA.fullmatch(cell) or _THOUSANDS.fullmatch(cell)):
+        return cell.replace(".", "").replace(",", ".")
+    # With a point that is neither, it is left for the import to refuse.
+    return str(gpus_of(cell)[0]) if "=" in cell else cell.replace(".", "?") if has_decimal_comma else cell
 
 
 def gpus_of(alloc_tres: str) -> tuple[int, str]:
@@ -213,10 +251,13 @@ def _columns(
 
 def _missing(path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]) -> Problem:
     unused = [name for name in header if columns[name] is None]
-    hints = [f"{meaning}={near[0]}" for meaning in missing if (near := get_close_matches(meaning, unused, 1, 0.5))]
-    cure = f"--column {hints[0] if hints else f'{missing[0]}=NAME'} says which it is"
-    message = f"no column is known as {' or '.join(missing)}; there are {_listed(header)}; {cure}"
-    return Problem("no_column", f"{path}:1", message)
+    if len(unused) == len(header):
+        message = f"the first line names no column that is known; it has {_listed(header)}"
+    else:
+        message = f"no column is known as {' or '.join(missing)}; there are {_listed(header)}"
+    near = {meaning: (get_close_matches(meaning, unused, 1, 0.5) or ["NAME"])[0] for meaning in missing}
+    cure = " ".join(f"--column {meaning}={name}" for meaning, name in near.items())
+    return Problem("no_column", f"{path}:1", f"{message}; {cure} says which it is")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -272,6 +313,8 @@ def _is_excel(cell: str) -> bool:
 
 def _instant(cell: str, table: JobTable) -> tuple[str, bool]:
     """The instant as the usage import takes it, and whether its local time occurs twice. Raises ValueError."""
+    if _NUMBER.fullmatch(cell) and float(cell.replace(",", ".")) >= _FIRST_MILLISECONDS:
+        raise ValueError(f"{cell!r} looks like milliseconds; unix instants are in seconds")
     local = _local(cell, table.day_first)
     if local is None:  # unix seconds, an instant with a zone, or nothing that is one: the import says so
         return cell, False

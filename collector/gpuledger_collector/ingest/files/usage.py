@@ -79,7 +79,7 @@ def understand(path: Path, options: UsageOptions, problems: list[Problem]) -> Jo
 def read_table_rows(table: JobTable, options: UsageOptions, parsed: Parsed[UsageRow]) -> None:
     """Read every row of a table that is understood."""
     rows = WorkloadRows()
-    skipped = without_gpu = 0
+    skipped = without_gpu = empty = 0
     known = _Usage.cell_names()
     parsed.notes.extend(ignored_note(name, known) for name in table.header if name and table.columns[name] is None)
     for record in job_table.records(table, parsed.problems, parsed.notes):
@@ -94,6 +94,7 @@ def read_table_rows(table: JobTable, options: UsageOptions, parsed: Parsed[Usage
         elif usage is not None and not usage.gpus:
             without_gpu += 1
         elif usage is not None:
+            empty += usage.start_ms is not None and usage.start_ms == usage.end_ms
             rows.add(_usage_row(usage, record.line, options), f"{record.source}:workload_id", parsed.problems)
     rows.finish(parsed)
     parsed.problems = _by_header(parsed.problems, table)
@@ -101,6 +102,10 @@ def read_table_rows(table: JobTable, options: UsageOptions, parsed: Parsed[Usage
         parsed.notes.append(f"{plural(skipped, 'row')} without a start: left out (--empty-start skip)")
     if without_gpu:
         parsed.notes.append(f"{plural(without_gpu, 'row')} without a GPU: left out")
+    if empty:
+        parsed.notes.append(
+            f"{plural(empty, 'row')} of no duration: the end is the start (a date alone is its midnight)"
+        )
 
 
 def _by_header(problems: Sequence[Problem], table: JobTable) -> list[Problem]:

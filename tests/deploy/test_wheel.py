@@ -1,0 +1,82 @@
+"""The wheel: all that `pipx install` needs, without the checkout that it was built from."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from fakes.postgres import open_folder
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(*words, **given):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("GPULEDGER_", "PYTHON"))}
+    return subprocess.run(
+        [str(word) for word in words],
+        env={**clean, **given},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """The wheel alone in an environment of its own; its dependencies are those of the tests."""
+    folder = open_folder("gpuledger-wheel-")
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "dist"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (folder / "dist").glob("*.whl")
+    environment = folder / "venv"
+    venv.create(environment, with_pip=False)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": environment}))
+    answer = call(sys.executable, "-m", "pip", "--python", environment, "install", "--no-deps", "--no-index", wheel)
+    assert answer.returncode == 0, answer.stderr
+    # Behind the wheel's own packages, without the path files that lead to the checkout.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return environment / "bin", folder
+
+
+def test_its_code_is_its_own(installed):
+    """Nothing is imported from the checkout."""
+    bin_, _ = installed
+    modules = "gpuledger_collector, gpuledger_agent, gpuledger_common"
+    answer = call(bin_ / "python", "-c", f"import {modules}; print({modules.replace(',', '.__file__,')}.__file__)")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count(str(bin_.parent)) == 3
+
+
+def test_the_first_bill_from_an_installed_package(installed):
+    """Embedded database, schema, migrations, templates: `start` ends with the bill, the statement is a page."""
+    bin_, folder = installed
+    given = {"GPULEDGER_DATA_DIR": str(folder / "data")}
+    answer = call(bin_ / "gpuledger", "start", ROOT / "examples" / "jobs.csv", "--rate", "2.50", "--yes", **given)
+    assert answer.returncode == 0, answer.stderr
+    assert "1900.62" in answer.stdout
+    page = folder / "statement.html"
+    answer = call(bin_ / "gpuledger", "statement", "--owner", "vision", "--period", "2026-10", "-o", page, **given)
+    assert answer.returncode == 0, answer.stderr
+    assert "730.62" in page.read_text()
+
+
+def test_the_agent_is_in_it(installed):
+    """Both programs start."""
+    bin_, _ = installed
+    answer = call(bin_ / "gpuledger-agent", "once", "--json", "--source", "simulated")
+    assert answer.returncode == 0, answer.stderr
+    assert '"accelerators"' in answer.stdout
