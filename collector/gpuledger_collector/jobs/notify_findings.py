@@ -13,6 +13,7 @@ from typing import Any
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.wasted_time import AcceleratorPlace, price_waste
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.storage.billing import price_book
@@ -46,6 +47,8 @@ HISTORY_MS = 90 * DAY_MS
 MAX_AGE_MS = 2 * DAY_MS
 """An anomaly that was opened longer ago than this is not worth a first notification."""
 SUMMARY = "summary"
+MIN_SUMMARY_GPU_HOURS = 4
+"""A week with less idle time is not worth a lead's minute: half a working day of one GPU, in any currency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +271,8 @@ class _Run:
             teams = sorted({row["team"] for row in rows[week]} - own_contact) if contact.team == "*" else [contact.team]
             for team in teams:
                 summary = self._summary(team, rows[week], week, contact.zone)
-                if summary.wasted:
+                idle_ns = sum(usage.gpu_ns for usage in summary.wasted)
+                if idle_ns >= MIN_SUMMARY_GPU_HOURS * GPU_NS_PER_HOUR:
                     key, thread = f"{SUMMARY}/{team}/{week.start_ms}", f"{SUMMARY}/{team}"
                     content = self._writers.summary(summary)
                     self.report.summaries += bool(self._put(key, SUMMARY, contact.leads, content, thread))

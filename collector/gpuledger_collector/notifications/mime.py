@@ -31,7 +31,8 @@ def compose(message: Message, sender: str) -> EmailMessage:
     mail = EmailMessage(policy=POLICY)
     mail["From"] = email.utils.formataddr(("GPU Ledger", sender))
     mail["To"] = message.recipient
-    mail["Subject"] = one_line(message.content.subject)
+    subject = one_line(message.content.subject)
+    mail["Subject"] = subject
     mail["Date"] = email.utils.formatdate(message.made_ms // 1000)
     mail["Message-ID"] = message_id(message.digest, sender)
     if message.thread:
@@ -46,6 +47,9 @@ def compose(message: Message, sender: str) -> EmailMessage:
             escape_lines(text), subtype="csv" if name.endswith(".csv") else "plain", filename=one_line(name, 80)
         )
     _name_boundaries(mail, message.digest)
+    if subject.isascii():
+        # One line: some programs show a folded subject as an empty one. Encoded words keep the limit that they need.
+        mail.policy = POLICY.clone(max_line_length=MAX_SUBJECT + len("Subject: "))
     return mail
 
 

@@ -347,11 +347,14 @@ def test_what_is_acknowledged_is_an_episode_and_not_later_spending(fleet, apply,
     assert [kind for kind, _, _ in outbox(fleet)] == ["anomaly", "anomaly"]
 
 
-def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings) -> None:
+def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings, monkeypatch) -> None:
     """On the first round of a week, once; its GPU-hours are of that week alone, and priced exactly."""
     apply(CONTACTS)
     _go_on(idle_day, findings, 1, 6)
     assert write(4.9).summaries == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuledger_collector.jobs.notify_findings.MIN_SUMMARY_GPU_HOURS", 10_000)
+        assert write(5.1).summaries == 0, "a week with too little idle time is no mail"
     assert write(5.2).summaries == 1  # Monday, 6 October
     assert write(5.3).summaries == 0
     ((recipient, text),) = idle_day.rows("SELECT recipient, text FROM outbox WHERE kind = 'summary'")
