@@ -91,7 +91,7 @@ def start(
             _print_bill(session, parsed.rows)
             if zone is not None and zone != "UTC" and session.calendar.is_utc:
                 say(
-                    "gpuledger: days of the bill are those of UTC; declare a `billing_zone` (gpuledger apply) to change that",
+                    "gpuledger: days of the bill are those of UTC; a `billing_zone` for `gpuledger apply` changes that",
                     error=True,
                 )
     if serve and not dry_run:
