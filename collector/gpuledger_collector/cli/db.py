@@ -101,7 +101,7 @@ def partitions(
 ) -> None:
     """List the partitions of the big tables, days and months, with their sizes."""
     with open_session(dsn, config) as session, session.database.transaction() as connection:
-        sizes = listing(connection)
+        sizes = listing(connection, sized=True)
     rows = [{"table": partition.table, "name": partition.name, "bytes": partition.bytes} for partition in sizes]
     total = sum(partition.bytes for partition in sizes)
     emit(form, PARTITION_COLUMNS, rows, [f"{len(sizes)} partitions, {total} bytes"])

@@ -80,30 +80,41 @@ def _forget(connection: Connection, table: str, before: dt.datetime, stopping: C
             return 0
         # Remembered before candidates are dropped: all that were examined count as seen now, so that the next run
         # examines others.
-        connection.execute("CREATE TEMP TABLE examined ON COMMIT DROP AS SELECT id FROM candidate")
+        examined = _candidates(connection)
+        connection.execute("CREATE TEMP TABLE referred (id bigint) ON COMMIT DROP")
         for statement in _statements(connection, table):
             if stopping():
                 raise _Stopping
+            # In two steps: Citus deletes nothing from a temporary table by a join to a distributed one.
             connection.execute(statement)
+            connection.execute("DELETE FROM candidate c USING referred r WHERE c.id = r.id")
+            connection.execute("TRUNCATE referred")
             # Nothing is left to delete: the remaining tables need not be read.
             if connection.execute("SELECT FROM candidate LIMIT 1").fetchone() is None:
                 break
+        # By arrays: Citus deletes nothing from a replicated table by a join to a temporary one.
+        unused = _candidates(connection)
         connection.execute(
-            sql.SQL("DELETE FROM {attributes} t USING candidate c WHERE t.{key} = c.id").format(
+            sql.SQL("DELETE FROM {attributes} WHERE {key} = ANY(%s)").format(
                 attributes=sql.Identifier(f"{table}_attributes"), key=sql.Identifier(f"{table}_id")
-            )
+            ),
+            (unused,),
         )
         deleted = connection.execute(
-            sql.SQL("DELETE FROM {table} t USING candidate c WHERE t.id = c.id").format(**names)
+            sql.SQL("DELETE FROM {table} WHERE id = ANY(%s)").format(**names), (unused,)
         ).rowcount
         connection.execute(
-            sql.SQL("UPDATE {table} t SET last_seen_at = now() FROM examined e WHERE t.id = e.id").format(**names)
+            sql.SQL("UPDATE {table} SET last_seen_at = now() WHERE id = ANY(%s)").format(**names), (examined,)
         )
         return deleted
 
 
+def _candidates(connection: Connection) -> list[int]:
+    return [int(row[0]) for row in connection.execute("SELECT id FROM candidate")]
+
+
 def _statements(connection: Connection, table: str) -> Iterator[sql.Composed]:
-    """Yield the statements that drop candidates to which a table or partition refers."""
+    """Yield the statements that collect what a table or partition refers to in `referred`."""
     parts = partitions.listing(connection)
     for other, column in references(table):
         is_array = column.endswith("_ids")
@@ -111,6 +122,6 @@ def _statements(connection: Connection, table: str) -> Iterator[sql.Composed]:
         # Partition by partition, so that reading ends as soon as no candidate is left.
         for place in [part.name for part in parts if part.table == other] if divided else [other]:
             value = sql.SQL("unnest({column})" if is_array else "{column}").format(column=sql.Identifier(column))
-            yield sql.SQL(
-                "DELETE FROM candidate c USING (SELECT DISTINCT {value} AS id FROM {place}) u WHERE c.id = u.id"
-            ).format(value=value, place=sql.Identifier(place))
+            yield sql.SQL("INSERT INTO referred SELECT DISTINCT {value} FROM {place}").format(
+                value=value, place=sql.Identifier(place)
+            )

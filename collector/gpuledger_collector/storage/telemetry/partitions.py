@@ -153,11 +153,15 @@ def _missing(connection: Connection, table: str, days: list[int], coarse_before_
     return missing
 
 
-def listing(connection: Connection) -> list[Partition]:
-    """Every partition with its size, by table and time."""
+def listing(connection: Connection, *, sized: bool = False) -> list[Partition]:
+    """Every partition by table and time; with its size if `sized`, else 0.
+
+    Citus asks its workers for sizes, which it refuses in a transaction that has written a distributed table.
+    """
+    size = f"{distribution.size_function(connection)}(child.oid::regclass)" if sized else "0"
     rows = connection.execute(
         f"""
-        SELECT parent.relname, child.relname, {distribution.size_function(connection)}(child.oid::regclass)
+        SELECT parent.relname, child.relname, {size}
         FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid JOIN pg_class parent ON parent.oid = inhparent
         WHERE parent.relname = ANY(%s) AND child.relkind = 'r' ORDER BY 1, 2
         """,
