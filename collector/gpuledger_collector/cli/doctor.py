@@ -73,10 +73,11 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
             declared = read_declarations(connection, declared_ms, declared_ms - DAYS * DAY_MS)
             remedy = "" if row_level_security.is_enabled(connection) else row_level_security.advice(connection)
             unlimited = readers.not_held(connection)
+            unfiltered = sorted(distribution.managed(connection) & row_level_security.OWNED.keys())
     return [
         ok("database", f"PostgreSQL {version.split()[0]} answers, its schema is current"),
         *ledger(seen, now_ms),
-        viewers(remedy),
+        viewers(remedy, unfiltered),
         *roles(unlimited),
         *remediation(declared, chosen, declared_ms),
     ]
@@ -155,8 +156,14 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
         )
 
 
-def viewers(remedy: str) -> Finding:
-    """Whether row-level security holds viewers over HTTP to their rows; `remedy`: what to run where it does not."""
+def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Finding:
+    """Whether row-level security holds viewers over HTTP to their rows; `remedy`: what to run where it does not.
+
+    `unfiltered`: tables that Citus replicates, which take no policy.
+    """
+    if not remedy and unfiltered:
+        names = " and ".join(unfiltered)
+        return ok("viewers", f"row-level security holds viewers over HTTP to their rows, but for the names in {names}")
     if not remedy:
         return ok("viewers", "row-level security holds viewers over HTTP to their rows")
     return note("viewers", "only the collector's own filters hold viewers over HTTP to their rows", remedy)

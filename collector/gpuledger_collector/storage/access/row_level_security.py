@@ -26,6 +26,7 @@ from psycopg import pq, sql
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access.dashboard_row_security import EVERYBODY
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.server import distribution
 
 log = logging.getLogger(__name__)
 ROLE = "gpuledger_viewer"
@@ -40,6 +41,11 @@ _PATH = (
 )
 _OWNED_BY_VIEWER = "owner_id IN (SELECT id FROM owner)"
 _TEAM_OF_VIEWER = f"(jsonb_build_object('team', team) || owner) @> {_OWNER}"
+_WORKLOAD_OF_VIEWER = (
+    "EXISTS (SELECT FROM charge c WHERE c.workload_id = {0}) "
+    "OR {0} IN (SELECT workload_id FROM correction) OR {0} IN (SELECT workload_id FROM finding) "
+    "OR {0} IN (SELECT workload_id FROM dispute)"
+)
 OWNED = {
     "owner": f"{_PATH} @> {_OWNER}",
     "budget": f"owner @> {_OWNER}",
@@ -53,12 +59,9 @@ OWNED = {
     "recommendation": _TEAM_OF_VIEWER,
     "dispute": f"owner @> {_OWNER}",
     "dispute_entry": "dispute_id IN (SELECT id FROM dispute)",
-    "workload": (
-        "EXISTS (SELECT FROM charge c WHERE c.workload_id = workload.id) "
-        "OR id IN (SELECT workload_id FROM correction) OR id IN (SELECT workload_id FROM finding) "
-        "OR id IN (SELECT workload_id FROM dispute)"
-    ),
-    "closed_workload": "EXISTS (SELECT FROM workload w WHERE w.id = closed_workload.workload_id)",
+    "workload": _WORKLOAD_OF_VIEWER.format("workload.id"),
+    # Not by way of `workload`: Citus fails on a policy that reads a table of its own.
+    "closed_workload": _WORKLOAD_OF_VIEWER.format("closed_workload.workload_id"),
     "accelerator": "id IN (SELECT accelerator_id FROM finding) OR id IN (SELECT accelerator_id FROM dispute)",
 }
 """Tables of which a viewer sees some rows -> their condition. Policies also apply to tables inside a condition."""
@@ -73,8 +76,11 @@ COMMON = {
 """Tables of days and months without an owner -> the columns that are visible (empty: all)."""
 
 
-def statements(schema: str, tables: Container[str]) -> Iterator[sql.Composed]:
-    """Yield the statements that set up grants and policies for these tables; the role must exist."""
+def statements(schema: str, tables: Container[str], replicated: Container[str] = ()) -> Iterator[sql.Composed]:
+    """Yield the statements that set up grants and policies for these tables; the role must exist.
+
+    Tables that Citus replicates take no policy: of workloads and accelerators a viewer may read every name there.
+    """
     role, place = sql.Identifier(ROLE), sql.Identifier(schema)
     yield sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(place, role)
     yield sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(place, role)
@@ -83,6 +89,9 @@ def statements(schema: str, tables: Container[str]) -> Iterator[sql.Composed]:
         yield sql.SQL("GRANT SELECT{} ON {} TO {}").format(visible, sql.Identifier(schema, table), role)
     for table, condition in ((name, own) for name, own in OWNED.items() if name in tables):
         target, own, everybody = sql.Identifier(schema, table), sql.Identifier(POLICY), sql.Identifier(EVERYBODY)
+        yield sql.SQL("GRANT SELECT ON {} TO {}").format(target, role)
+        if table in replicated:
+            continue
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(everybody, target)
         # With row-level security on, a role without a policy sees nothing: this one restores the usual rights for
         # everybody, and the restrictive one below narrows them for the viewer alone.
@@ -92,7 +101,6 @@ def statements(schema: str, tables: Container[str]) -> Iterator[sql.Composed]:
             own, target, role, sql.SQL(condition)
         )
         yield sql.SQL("ALTER TABLE {} ENABLE ROW LEVEL SECURITY").format(target)
-        yield sql.SQL("GRANT SELECT ON {} TO {}").format(target, role)
     yield sql.SQL("COMMENT ON POLICY {} ON {} IS {}").format(
         sql.Identifier(POLICY), sql.Identifier(schema, "owner"), sql.Literal(VERSION)
     )
@@ -188,7 +196,7 @@ def _enable(connection: Connection) -> None:
         row = connection.execute("SELECT current_schema()").fetchone()
         assert row is not None
         tables = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row)
-        for statement in statements(row[0], {name for (name,) in tables}):
+        for statement in statements(row[0], {name for (name,) in tables}, distribution.managed(connection)):
             connection.execute(statement)
 
 

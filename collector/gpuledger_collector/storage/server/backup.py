@@ -29,8 +29,12 @@ from gpuledger_collector.storage.database import Database, libpq
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.server.binaries import installed
 
-_ROLES = re.compile(r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY) ")
-"""Entries that name roles of the original server: they are created again, not restored."""
+_LEFT_OUT = re.compile(
+    r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY|EXTENSION - citus|COMMENT - EXTENSION citus) "
+)
+"""Entries that name roles of the original server, which are created again, and Citus, which the other server need not
+have: `gpuledger db distribute` distributes the tables there.
+"""
 _DUMPED_FROM = re.compile(r"^;\s+Dumped from database version: (\d+)", re.MULTILINE)
 _SETTING = re.compile(rb"SET (\w+) = ")
 _FIRST_OBJECT = b"-- Name: "
@@ -93,8 +97,8 @@ def restore(dsn: str, source: Path) -> None:
     except StorageError as error:
         raise NotABackup(f"{source} cannot be read as a backup ({error})") from error
     with tempfile.NamedTemporaryFile("w+", suffix=".list") as chosen:
-        # pg_restore restores exactly the entries of a list; those that name roles are left out of it.
-        chosen.writelines(line for line in listed.splitlines(keepends=True) if not _ROLES.search(line))
+        # pg_restore restores exactly the entries of a list.
+        chosen.writelines(line for line in listed.splitlines(keepends=True) if not _LEFT_OUT.search(line))
         chosen.flush()
         refusal = _replay(dsn, source, chosen.name, settings)
     if refusal is None:

@@ -34,8 +34,9 @@ def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
     """List the statements, in order; none for tables that are already distributed. Raises NotDistributable."""
     if problems := violations(connection):
         raise NotDistributable(f"the tables cannot be distributed: {'; '.join(problems)}")
-    done = _distributed(connection)
-    statements = [f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done]
+    done = managed(connection)
+    statements = [] if done.issuperset(REFERENCE) else _drop_policies(connection)
+    statements += [f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done]
     first, *others = DISTRIBUTED
     if first not in done:
         statements.append(f"SELECT create_distributed_table('{first}', '{COLUMN}', shard_count => {shards})")
@@ -70,7 +71,7 @@ def has_citus(connection: Connection) -> bool:
 
 def size_function(connection: Connection) -> str:
     """Name the function that returns the bytes of a table with its indexes, wherever they are."""
-    return "citus_total_relation_size" if DISTRIBUTED[0] in _distributed(connection) else "pg_total_relation_size"
+    return "citus_total_relation_size" if DISTRIBUTED[0] in managed(connection) else "pg_total_relation_size"
 
 
 def worker_problem(connection: Connection) -> str | None:
@@ -122,7 +123,19 @@ def violations(connection: Connection) -> list[str]:
     return [str(row[0]) for rows in (keys, triggers, foreign) for row in rows]
 
 
-def _distributed(connection: Connection) -> set[str]:
+def _drop_policies(connection: Connection) -> list[str]:
+    """Drop row-level security of replicated tables: Citus takes no policy that reads another table."""
+    rows = connection.execute(
+        "SELECT format('DROP POLICY %%I ON %%I', p.polname, c.relname) FROM pg_policy p JOIN pg_class c"
+        " ON c.oid = p.polrelid WHERE c.relnamespace = current_schema()::regnamespace AND c.relname = ANY(%(tables)s)"
+        " UNION ALL SELECT format('ALTER TABLE %%I DISABLE ROW LEVEL SECURITY', relname) FROM pg_class"
+        " WHERE relrowsecurity AND relnamespace = current_schema()::regnamespace AND relname = ANY(%(tables)s)",
+        {"tables": list(REFERENCE)},
+    )
+    return [str(row[0]) for row in rows]
+
+
+def managed(connection: Connection) -> set[str]:
     """Tables that Citus already distributes or replicates."""
     if not has_citus(connection):
         return set()
