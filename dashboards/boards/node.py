@@ -77,13 +77,18 @@ def scaled() -> str:
 
 LATEST = ", ".join(f"('{metric.name}', l.{metric.name}::float8)" for metric in HOT)
 
+NODES = f"""SELECT n.name FROM node n LEFT JOIN (
+    SELECT a.node, count(*) AS held FROM {THERE} JOIN gpu_latest l ON l.accelerator_id = a.id AND l.state = 'held'
+    GROUP BY 1) busiest ON busiest.node = n.name ORDER BY busiest.held DESC NULLS LAST, 1"""
+"""The node with the most held GPUs first: it is the one shown where the address names none."""
+
 BOARD = Board(
     "gpuledger-node",
     "GPU Ledger / Node and GPU",
     "All data of one node's GPUs: one line per GPU.",
     (
         datasource(),
-        chosen("node", "Node", "SELECT name FROM node ORDER BY 1", many=False),
+        chosen("node", "Node", NODES, many=False),
         chosen(
             "accelerator",
             "GPU",
