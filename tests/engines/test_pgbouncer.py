@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MODES = {
     "transaction": ("transaction", ""),
     "transaction, options ignored": ("transaction", "ignore_startup_parameters = options"),
+    "statement": ("statement", ""),
+    "statement, options ignored": ("statement", "ignore_startup_parameters = options"),
     "session": ("session", ""),
     "session, options ignored": ("session", "ignore_startup_parameters = options"),
 }
