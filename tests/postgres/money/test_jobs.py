@@ -98,6 +98,8 @@ def test_order_duplicates_and_late_batches_do_not_matter(expected, fleet, ledger
 class Stopping:
     """A database that dies at its n-th statement, before or after it was carried out."""
 
+    standby = False
+
     def __init__(self, database: Database, steps: int, late: bool) -> None:
         self.database, self.steps, self.late = database, steps, late
 

@@ -65,6 +65,8 @@ class Schedule:
                 sum(part - busy for part, _, busy in parts),
             )
 
+    standby = False
+
     @contextmanager
     def transaction(self, _lock):
         """The stand-ins hold no connection."""
