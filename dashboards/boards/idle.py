@@ -111,7 +111,7 @@ BOARD = Board(
                     decimals=1,
                 ),
                 stat(
-                    "Idle, share of known activity",
+                    "Idle share",
                     "Idle hours over all hours with known activity.",
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
@@ -122,8 +122,8 @@ BOARD = Board(
                     limits=(0, 1),
                 ),
                 stat(
-                    "Unallocated GPU-hours",
-                    "Present, not held by any team.",
+                    "Unallocated hours",
+                    "GPU-hours present and not held by any team.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
                     f"WHERE {CHOSEN} AND l.state = 'unallocated' AND {OWN}",
                     EXACT,
@@ -131,7 +131,7 @@ BOARD = Board(
                     decimals=1,
                 ),
                 stat(
-                    "Held and idle now",
+                    "Idle now",
                     "Held accelerators whose latest reading shows no activity.",
                     f"SELECT count(*) AS accelerators {HELD_NOW} AND {NOW_IDLE}",
                     COUNT,
@@ -139,7 +139,7 @@ BOARD = Board(
                     steps=((None, GREEN), (1, ORANGE)),
                 ),
                 stat(
-                    "Allocated, no process",
+                    "No process",
                     "Held accelerators on which no process runs now, by the driver's list of processes.",
                     f"SELECT count(*) AS accelerators {UNUSED_NOW}",
                     COUNT,
@@ -147,7 +147,7 @@ BOARD = Board(
                     steps=((None, GREEN), (1, ORANGE)),
                 ),
                 stat(
-                    "Used, no allocation",
+                    "Not allocated",
                     "Accelerators that nobody holds, with a process or activity of 5 % and more; of all teams.",
                     f"SELECT count(*) AS accelerators {UNHELD_USE}",
                     COUNT,
