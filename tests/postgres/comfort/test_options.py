@@ -52,6 +52,7 @@ TELLS = {
     "apply",
     "audit list",
     "budgets",
+    "budgets list",
     "chargeback",
     "close",
     "corrections",
