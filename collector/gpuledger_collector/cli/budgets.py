@@ -71,7 +71,7 @@ def show(
 
 @app.command("list", epilog="Example: gpuledger budgets list --format csv")
 def list_budgets(
-    form: options.Format = options.Format.table,
+    form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
