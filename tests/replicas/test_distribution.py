@@ -173,7 +173,7 @@ def test_the_schema_keeps_the_rules(dsn):
     assert {*DISTRIBUTED, *REFERENCE} <= set(metadata.tables)
     with psycopg.connect(dsn) as connection:
         assert violations(connection) == []
-        assert plan(connection, 8) == [
+        assert [line for line in plan(connection, 8) if line.startswith("SELECT ")] == [
             *(f"SELECT create_reference_table('{table}')" for table in REFERENCE),
             "SELECT create_distributed_table('gpu_sample', 'accelerator_id', shard_count => 8)",
             *(
@@ -218,7 +218,9 @@ def test_the_command_prints_the_plan_and_refuses_without_citus(dsn):
 
     shown = run("--dry-run", "--shards", "16")
     assert shown.exit_code == 0
-    assert len(shown.stdout.splitlines()) == len(DISTRIBUTED) + len(REFERENCE)
+    assert len([line for line in shown.stdout.splitlines() if line.startswith("SELECT ")]) == len(DISTRIBUTED) + len(
+        REFERENCE
+    )
     assert "shard_count => 16);" in shown.stdout
     refused = run()
     sentence, code = explain(refused.exception)
