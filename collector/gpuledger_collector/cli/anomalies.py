@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 from typer import Option
 
-from gpuledger_collector.accounting.money import MICRO, format_minor, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import to_minute
 from gpuledger_collector.cli.common import end_with, new_app, time_range
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.export.findings import anomaly_row
 from gpuledger_collector.insight.anomalies import Detection, detect, group_episodes
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
 from gpuledger_collector.services.hourly_usage import fold_usage
@@ -94,35 +93,8 @@ def anomalies(
     note = (
         f"{plural(len(findings), 'episode')}; amounts are the exact difference to the same hours a week (or days) ago"
     )
-    emit(form, COLUMNS, [to_row(finding) for finding in findings], [note])
+    emit(form, COLUMNS, [anomaly_row(finding) for finding in findings], [note])
     end_with(any(finding["resolved_ms"] is None for finding in findings), exit_code)
-
-
-def to_row(finding: Mapping[str, Any]) -> Row:
-    """An anomaly as text, by COLUMNS; amounts are the difference to the same hours before."""
-    digits = minor_digits(finding["currency"])
-    evidence = finding["evidence"]
-    price, volume, mix = to_minor_units([evidence[f"{name}_micro"] for name in ("price", "volume", "mix")], digits)
-    driver = next(iter(evidence["drivers"]), None)
-    return {
-        "team": finding["subject"],
-        "from": format_instant(finding["since_ms"]),
-        "to": format_instant(finding["until_ms"]),
-        "state": "ended" if finding["resolved_ms"] is not None else "ongoing",
-        "driver": finding["state"],
-        "more_than_before": format_minor(round(finding["cost_micro"] / (MICRO // 10**digits)), digits),
-        "by_price": format_minor(price, digits),
-        "by_volume": format_minor(volume, digits),
-        "by_mix": format_minor(mix, digits),
-        "currency": finding["currency"],
-        "days_before": str(evidence["days_before"]),
-        "moved_most": "" if driver is None else str(driver["workload"]),
-        "rates": "; ".join(f"{rate['model']} {rate['before']} -> {rate['now']}" for rate in evidence["rates"]),
-        "cause": evidence.get("cause", ""),
-        "sentence": evidence.get("sentence", ""),
-        "workloads": "; ".join(evidence.get("workloads", [])),
-        "evidence": evidence,
-    }
 
 
 def print_series(file: SeriesFile, form: options.Format) -> None:

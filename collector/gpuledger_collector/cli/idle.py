@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,10 +11,11 @@ from typer import Option
 
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import hours_text, instant_text, minor_amount, to_minute
+from gpuledger_collector.cli.amounts import hours_text, to_minute
 from gpuledger_collector.cli.common import end_with, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number
 from gpuledger_collector.cli.session import Session, open_session
+from gpuledger_collector.export.findings import Finding, idle_row
 from gpuledger_collector.insight.idle.episodes import SHOWN
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import fold_usage
@@ -49,7 +50,6 @@ SERVICE_COLUMNS = (
     *(number(name) for name in ("held", "busiest", "needed", "spare", "known", "per_day")),
 )
 STATES = [state.name.lower() for state in SHOWN]
-Finding = Mapping[str, Any]
 
 
 class By(StrEnum):
@@ -131,33 +131,9 @@ def find(session: Session, bounds: tuple[int, int]) -> list[dict[str, Any]]:
 
 def print_findings(findings: Sequence[Finding], top: int | None, form: options.Format) -> None:
     """Print the first `top` findings (None or 0: all) and what all of them amount to."""
-    rows = [to_row(finding) for finding in findings[: top or None]]
+    rows = [idle_row(finding) for finding in findings[: top or None]]
     left = len(findings) - len(rows)
     emit(form, COLUMNS, rows, [*([f"... and {left} more (--top 0 shows all)"] if left else []), summarize(findings)])
-
-
-def to_row(finding: Finding) -> Row:
-    """A finding as text, by COLUMNS."""
-    currency = finding["currency"]
-    ongoing = finding["resolved_ms"] is None
-    return {
-        "key": finding["key"],
-        "node": finding["evidence"].get("node", ""),
-        "gpu": "" if finding["gpu_index"] is None else str(finding["gpu_index"]),
-        "accelerator": finding["subject"],
-        "model": finding["model"] or "",
-        "state": finding["state"],
-        "team": finding["team"],
-        "workload": finding["workload_name"] or finding["workload"] or "",
-        "user": finding["user_name"] or "",
-        "since": instant_text(finding["since_ms"]),
-        "until": instant_text(finding["resolved_ms"]),
-        "hours": hours_text(finding["until_ms"] - finding["since_ms"], 1),
-        "confidence": f"{finding['confidence']:.2f}",
-        "cost": minor_amount(finding["cost_micro"], currency),
-        "per_day": minor_amount(finding["per_day_micro"], currency) if ongoing else "",
-        "currency": currency or "",
-    }
 
 
 def group_rows(findings: Sequence[Finding], by: By) -> list[Row]:

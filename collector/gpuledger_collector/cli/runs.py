@@ -10,18 +10,16 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from gpuledger_collector.accounting.period import format_instant, parse_instant
-from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import MWS_PER_KWH, minor_amount, to_minute
+from gpuledger_collector.cli.amounts import to_minute
 from gpuledger_collector.cli.common import dry_run_note, new_app, owner_levels, refuse, require_folder, time_range
-from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json, write_text
+from gpuledger_collector.cli.output import Column, emit, hidden, number, print_json, write_text
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.cli.workloads import find_workload
-from gpuledger_collector.export.html import unit_price
-from gpuledger_collector.export.runs import UNITS, as_csv, as_html, as_json, as_text, run_json
+from gpuledger_collector.export.runs import as_csv, as_html, as_json, as_text, list_row, run_json
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.run_report import chief_unit_costs, record_progress, report_run
 from gpuledger_collector.storage.ledger.runs import RunRow, listed
@@ -124,36 +122,11 @@ def runs(
     elif form is options.Format.table and not chosen:
         print("no run was charged in this period")
     else:
-        emit(form, COLUMNS, [to_row(row, unit) for row, unit in chosen])
+        emit(form, COLUMNS, [list_row(row, unit) for row, unit in chosen])
 
 
 def _unit_cost(unit: UnitCost | None) -> Decimal:
     return Decimal(0) if unit is None or unit.cost is None else unit.cost
-
-
-def to_row(row: RunRow, unit: UnitCost | None) -> Row:
-    """A run as text, by COLUMNS; empty where something is not known or not priced."""
-    held, idle = hours_decimal([row.gpu_ns, row.idle_ns], 2)
-    return {
-        "run": row.key,
-        "name": row.called,
-        "user": row.user or "",
-        "team": row.team,
-        "model": row.gpu_model,
-        "gpus": str(row.accelerators),
-        "from": format_instant(row.start_ms),
-        "to": format_instant(row.end_ms),
-        "gpu_hours": str(held),
-        "gpu_hours_idle": "" if row.unknown_ns == row.gpu_ns else str(idle),
-        "cost": minor_amount(row.cost_micro, row.currency),
-        "cost_idle": minor_amount(row.idle_cost_micro, row.currency),
-        "currency": row.currency or "",
-        "kwh": "" if row.energy_mj is None else f"{row.energy_mj / MWS_PER_KWH:.3f}",
-        "unit": "" if unit is None else UNITS[unit.counter],
-        "unit_cost": "" if unit is None else unit_price(unit.cost),
-        "units": "" if unit is None else str(unit.units),
-        "coverage": "" if unit is None else f"{unit.coverage:.1%}",
-    }
 
 
 @app.command(epilog="Example: gpuledger runs show 4711 --format html -o 4711.html")

@@ -6,9 +6,11 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 
 from gpuledger_collector.accounting.chargeback import ReportRow
-from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.escapes import neutral as neutral
 
@@ -29,6 +31,24 @@ cost at list rates, at the price book's, and as it is: with commitments amortize
 month that a row corrects, empty for the period's own time."""
 EXCHANGE = "exchange"
 """The last column, in another currency's view only."""
+
+
+def minor_amount(micro: int | None, currency: str | None) -> str:
+    """Micro-units in the currency's minor unit: `1234.50`; empty where it is unknown or unpriced."""
+    if micro is None or not currency:
+        return ""
+    digits = minor_digits(currency)
+    return format_minor(to_minor_units([micro], digits)[0], digits)
+
+
+def hours_text(milliseconds: int, digits: int) -> str:
+    """Milliseconds as hours."""
+    return f"{Decimal(milliseconds) / HOUR_MS:.{digits}f}"
+
+
+def instant_text(at_ms: int | None) -> str:
+    """An instant in RFC 3339, to the second; empty where there is none."""
+    return "" if at_ms is None else format_instant(at_ms - at_ms % 1000)
 
 
 def harmless(row: Iterable[object]) -> list[object]:

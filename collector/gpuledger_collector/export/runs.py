@@ -9,11 +9,13 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
 
+from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.measures import total
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
+from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
-from gpuledger_collector.export.cells import json_text, lines_text, names, neutral
+from gpuledger_collector.export.cells import json_text, lines_text, minor_amount, names, neutral
 from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
 from gpuledger_collector.insight.run_report import RunReport, leading_counter
 from gpuledger_collector.storage.ledger.runs import RunRow
@@ -62,6 +64,31 @@ def unit_row(unit: UnitCost) -> list[str]:
         html.micro(unit.charged_micro, unit.currency).replace(",", ""),
         str(unit.restarts),
     ]
+
+
+def list_row(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
+    """A run of a list as text, by column; empty where something is not known or not priced."""
+    held, idle = hours_decimal([row.gpu_ns, row.idle_ns], 2)
+    return {
+        "run": row.key,
+        "name": row.called,
+        "user": row.user or "",
+        "team": row.team,
+        "model": row.gpu_model,
+        "gpus": str(row.accelerators),
+        "from": format_instant(row.start_ms),
+        "to": format_instant(row.end_ms),
+        "gpu_hours": str(held),
+        "gpu_hours_idle": "" if row.unknown_ns == row.gpu_ns else str(idle),
+        "cost": minor_amount(row.cost_micro, row.currency),
+        "cost_idle": minor_amount(row.idle_cost_micro, row.currency),
+        "currency": row.currency or "",
+        "kwh": "" if row.energy_mj is None else f"{row.energy_mj / MJ_PER_KWH:.3f}",
+        "unit": "" if unit is None else UNITS[unit.counter],
+        "unit_cost": "" if unit is None else html.unit_price(unit.cost),
+        "units": "" if unit is None else str(unit.units),
+        "coverage": "" if unit is None else f"{unit.coverage:.1%}",
+    }
 
 
 def run_json(row: RunRow, unit: UnitCost | None) -> dict[str, Any]:
