@@ -1,9 +1,11 @@
-"""gpuledger start: from a file of jobs to the bill in one command."""
+"""gpuledger start: from a file of jobs, or the address of a Prometheus, to the bill in one command."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +18,10 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli import imports, options
+from gpuledger_collector.cli import start_prometheus as prometheus
 from gpuledger_collector.cli.apply import days_note
 from gpuledger_collector.cli.chargeback import report_text
-from gpuledger_collector.cli.common import new_app, refuse
+from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, table_text, terminal_width
 from gpuledger_collector.cli.progress import busy
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
@@ -29,8 +32,11 @@ from gpuledger_collector.config.prices import DeclaredPrice
 from gpuledger_collector.ingest.files.job_table import JobTable
 from gpuledger_collector.ingest.files.sacct import is_sacct, read_sacct
 from gpuledger_collector.ingest.files.usage import UsageOptions, read_table_rows, understand
+from gpuledger_collector.ingest.remote_write.prometheus_api import PrometheusApi
 from gpuledger_collector.services.chargeback import chargeback_notes, read_chargeback
+from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.ledger import rules
 from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
@@ -40,24 +46,40 @@ SAMPLES = 3
 """Rows of the file that are shown beside what its columns mean."""
 RATED_SINCE = "2000-01-01"
 """From when `--rate` holds: before any usage that can be imported."""
+_HOST_PORT = re.compile(r"[A-Za-z0-9.-]+:[0-9]{2,5}")
 DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-@app.command(epilog="Example: gpuledger start jobs.csv --rate 2.50 --zone Europe/Berlin")
+@app.command(
+    epilog="Example: gpuledger start jobs.csv --rate 2.50, or gpuledger start http://prometheus:9090 --rate 2.50"
+)
 def start(
-    file: Annotated[
-        Path, Argument(metavar="FILE", help="A table of jobs in any delimiter, or what sacct prints; .gz as well.")
+    source: Annotated[
+        str,
+        Argument(
+            metavar="FILE|URL",
+            help="A table of jobs in any delimiter, what sacct prints (.gz as well), or the address of a Prometheus.",
+        ),
     ],
     rate: Annotated[
         str | None, Option("--rate", help="Money per GPU-hour of all usage without a rate of its own, in any file.")
     ] = None,
     currency: Annotated[str, Option("--currency", help="ISO 4217 code of --rate.")] = "USD",
-    pool: Annotated[str, Option("--pool", help="Pool of rows that name none.")] = "imported",
+    pool: Annotated[str | None, Option("--pool", help="Pool of rows that name none; else imported.")] = None,
     zone: imports.Zone = None,
     dates: imports.Dates = None,
     column: imports.ColumnNames = None,
     empty_start: imports.EmptyStart = None,
     skip_bad: imports.SkipBad = False,
+    days: Annotated[
+        int | None, Option("--days", min=1, max=3_660, help="Of a Prometheus: this many days up to now; else 30.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, Option("--token-file", metavar="FILE", help="Bearer token of the Prometheus.")
+    ] = None,
+    ca_file: Annotated[
+        Path | None, Option("--ca-file", metavar="FILE", help="Authority of the Prometheus's certificate.")
+    ] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Import without being asked.")] = False,
     serve: Annotated[bool, Option("--serve", help="Keep the pages up afterwards, until Ctrl-C.")] = False,
     dry_run: options.DryRun = False,
@@ -67,35 +89,95 @@ def start(
     """Make a bill of a file of jobs: show what its columns mean, import it, and say who pays for what.
 
     What can be read in two ways is refused with the option that settles it. The same file twice changes nothing.
+    A Prometheus that scrapes dcgm-exporter is read as it scraped: what it missed is unobserved, never idle.
     """
-    if str(file).startswith(("http:/", "https:/")):
-        refuse(
-            f"{file} is no file; a Prometheus is billed by remote write; docs/guides/no-agent.md has the three lines"
-        )
     price = None if rate is None else _price(rate, currency)
-    usage_options = UsageOptions(
-        imports.pool_name(pool),
-        imports.start_of_empty(empty_start),
-        imports.instants(any_instant=False),
-        imports.table_options(zone, dates, column),
-    )
-    parsed = _read(file, usage_options, skip_bad)
-    with open_session(dsn, config) as session:
-        new_rate = "" if price is None else _set_price(session, price, dry_run=True)
-        if not dry_run and not yes:
-            _ask(f"Import {plural(len(parsed.rows), 'workload')}{_open_rows(parsed.rows)}{_rated(price, new_rate)}?")
-        if price is not None and new_rate:
-            say(f"rate: {_rate_text(price)}{_set_price(session, price, dry_run)}")
-        print(imports.import_usage(session, file, parsed, dry_run))
-        if not dry_run:
-            _print_bill(session, parsed.rows)
-            if zone is not None and zone != "UTC" and session.calendar.is_utc:
-                say(
-                    "gpuledger: days of the bill are those of UTC; a `billing_zone` for `gpuledger apply` changes that",
-                    error=True,
-                )
+    if prometheus.is_address(source):
+        about_files = {
+            "--pool": pool,
+            "--zone": zone,
+            "--dates": dates,
+            "--column": column,
+            "--empty-start": empty_start,
+            "--skip-bad": skip_bad or None,
+        }
+        prometheus.refuse_options([name for name, value in about_files.items() if value is not None])
+        api = prometheus.open_api(source, token_file, ca_file)
+        with open_session(dsn, config) as session:
+            _start_prometheus(session, load_settings(config, dsn), api, days, _Asked(price, yes, dry_run))
+    else:
+        if not {days, token_file, ca_file} <= {None}:
+            refuse("--days, --token-file and --ca-file are about a Prometheus; its address begins with http://")
+        usage_options = UsageOptions(
+            imports.pool_name(pool or "imported"),
+            imports.start_of_empty(empty_start),
+            imports.instants(any_instant=False),
+            imports.table_options(zone, dates, column),
+        )
+        if _HOST_PORT.fullmatch(source) and not Path(source).exists():
+            refuse(f"{source} is no file; the address of a Prometheus is http://{source}")
+        parsed = _read(Path(source), usage_options, skip_bad)
+        with open_session(dsn, config) as session:
+            _start_file(session, Path(source), parsed, zone, _Asked(price, yes, dry_run))
     if serve and not dry_run:
         serving.serve(load_settings(config, dsn), lambda sentence: print(sentence, flush=True))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked besides the source: the rate, whether to ask first, and whether to change anything."""
+
+    price: Price | None
+    yes: bool
+    dry_run: bool
+
+
+def _start_file(session: Session, file: Path, parsed: Parsed[UsageRow], zone: str | None, asked: _Asked) -> None:
+    rows = parsed.rows
+    _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}{_open_rows(rows)}")
+    print(imports.import_usage(session, file, parsed, asked.dry_run))
+    if asked.dry_run:
+        return
+    now_ms = clock_ms()
+    last_ms = max(now_ms if row.end_ms is None else row.end_ms for row in rows)
+    tagged = {name for row in rows for name in row.tags}
+    level = next((level for level in LEVELS if level in tagged), "user" if any(row.user for row in rows) else "pool")
+    _print_bill(session, min(row.start_ms for row in rows), last_ms, level)
+    if zone is not None and zone != "UTC" and session.calendar.is_utc:
+        say(
+            "gpuledger: days of the bill are those of UTC; a `billing_zone` for `gpuledger apply` changes that",
+            error=True,
+        )
+
+
+def _start_prometheus(
+    session: Session, settings: Settings, api: PrometheusApi, days: int | None, asked: _Asked
+) -> None:
+    now_ms = session.now_ms
+    period = time_range(None, None, None, days or prometheus.DEFAULT_DAYS).resolve(session.calendar, now_ms)
+    period = Period(period.start_ms, now_ms - prometheus.SETTLING_MS)
+    known = prometheus.look(api, period)
+    _set_rate(session, asked, f"Import their usage of {plural(days or prometheus.DEFAULT_DAYS, 'day')}")
+    if asked.dry_run:
+        print(f"nothing was read{dry_run_note(asked.dry_run)}")
+        return
+    prometheus.declare_teams(session, known, now())
+    past = prometheus.read_past(session, settings, api, period, now())
+    say(prometheus.summary(past))
+    with session.database.transaction(read_only=True) as connection:
+        has_rules = bool(rules.current(connection))
+    has_team = any(labels.get("team") for labels, _ in known.series)
+    _print_bill(session, past.first_ms or now_ms, past.last_ms or now_ms, "team" if has_rules or has_team else "node")
+
+
+def _set_rate(session: Session, asked: _Asked, question: str) -> None:
+    """Ask, unless --yes is given, and put the rate into the price book."""
+    price = asked.price
+    new_rate = "" if price is None else _set_price(session, price, dry_run=True)
+    if not asked.dry_run and not asked.yes:
+        _ask(f"{question}{_rated(price, new_rate)}?")
+    if price is not None and new_rate:
+        say(f"rate: {_rate_text(price)}{_set_price(session, price, asked.dry_run)}")
 
 
 def _rate_text(price: Price) -> str:
@@ -208,15 +290,11 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
     return f"; {days_note(outcome)}" if outcome.added else ""
 
 
-def _print_bill(session: Session, rows: Sequence[UsageRow]) -> None:
-    """Print the bill of the days that the rows touch, by the highest level of the owner tree that they name."""
+def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> None:
+    """Print the bill of the days from one instant to another by a dimension."""
     calendar, now_ms = session.calendar, clock_ms()
-    first_ms = min(row.start_ms for row in rows)
-    last_ms = max(now_ms if row.end_ms is None else row.end_ms for row in rows)
     period = Period(calendar.day_of(first_ms).start_ms, calendar.day_of(max(first_ms, last_ms - 1)).end_ms)
     session.rate(period)
-    tagged = {name for row in rows for name in row.tags}
-    level = next((level for level in LEVELS if level in tagged), "user" if any(row.user for row in rows) else "pool")
     with session.database.transaction(read_only=True) as connection:
         bill = read_chargeback(connection, period, (level,), now_ms).report
         notes = chargeback_notes(connection, period, now_ms, bill)

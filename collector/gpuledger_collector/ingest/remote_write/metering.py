@@ -8,8 +8,9 @@ arrives, so usage intervals depend on which scrapes exist, and not on when, in w
 from __future__ import annotations
 
 import uuid
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -230,48 +231,91 @@ class ScrapeMeter:
         with connection.transaction():
             self.store.ensure_partitions(connection, "usage_interval", sorted(days | {day - DAY_MS for day in days}))
         with connection.transaction():
-            batches, metered, ids = self._compute(connection, slots, instances)
-            # Only slots that have scrapes are replaced: what was computed from scrapes that were deleted since stays.
-            delete_usage_intervals(connection, metered)
-            resolved = [ids.resolve(batch) for batch in batches]
-            copy_usage_intervals(connection, join_usage_intervals(resolved))
-            # A recomputed slot may show the instances where it showed the device.
-            devices = {device_id for device_id, _ in instances}
-            since_ms = min(min(starts) for starts in slots.values())
-            remember = self.store.update_inventory(connection, resolved, devices, since_ms)
-            request_hour_recompute(connection, metered)
+            gap_ms = self.limits.gap_ms
+            ranges = {number: (min(starts) - gap_ms, max(starts) + SLOT_MS) for number, starts in slots.items()}
+            instants = instance_instants(connection, instances, ranges)
+            remember = self._replace(connection, slots, instances, read_range(connection, ranges), instants)
             # Exactly the requests that were read: one that arrived meanwhile stays and is metered in the next round.
             connection.execute("DELETE FROM scrape_recompute WHERE id = ANY(%s)", ([row[0] for row in requests],))
             delete_old_scrapes(connection, list(slots), self.limits.keep_ms)
         remember()
         return len({(accelerator_id, slot_ms) for _, accelerator_id, slot_ms in requests})
 
+    def write_past(
+        self, connection: Connection, scrapes: Mapping[int, Sequence[tuple[int, Scrape]]], since_ms: int
+    ) -> int:
+        """Meter scrapes that are in no table, by accelerator and in order of time; returns how many slots.
+
+        The caller holds Lock.SCRAPES. Slots from `since_ms` on are replaced; scrapes before it only begin their first
+        intervals.
+        """
+        slots: _Slots = {}
+        for accelerator_id, entries in scrapes.items():
+            starts = {at_ms - at_ms % SLOT_MS for at_ms, _ in entries}
+            slots[accelerator_id] = {slot for slot in starts if slot >= since_ms}
+        slots = {accelerator_id: starts for accelerator_id, starts in slots.items() if starts}
+        if not slots:
+            return 0
+        days = {slot // DAY_MS * DAY_MS for starts in slots.values() for slot in starts}
+        with connection.transaction():
+            self.store.ensure_partitions(connection, "usage_interval", sorted(days | {day - DAY_MS for day in days}))
+        instances = find_mig_instances(connection, list(slots))
+        instants: dict[int, set[int]] = defaultdict(set)
+        for device_id, instance_id in instances:
+            instants[device_id] |= {at_ms for at_ms, _ in scrapes.get(instance_id, ())}
+        with connection.transaction():
+            fixed = {device_id: frozenset(device_instants) for device_id, device_instants in instants.items()}
+            remember = self._replace(connection, slots, instances, scrapes, fixed)
+        remember()
+        return sum(map(len, slots.values()))
+
+    def _replace(
+        self,
+        connection: Connection,
+        slots: _Slots,
+        instances: Sequence[tuple[int, int]],
+        scrapes: Mapping[int, Sequence[tuple[int, Scrape]]],
+        instants: Mapping[int, frozenset[int]],
+    ) -> Callable[[], None]:
+        """Replace the usage intervals of these slots by those of their scrapes; returns what to call after COMMIT."""
+        batches, metered, ids = self._compute(connection, slots, scrapes, instants)
+        # Only slots that have scrapes are replaced: what was computed from scrapes that were deleted since stays.
+        delete_usage_intervals(connection, metered)
+        resolved = [ids.resolve(batch) for batch in batches]
+        copy_usage_intervals(connection, join_usage_intervals(resolved))
+        # A recomputed slot may show the instances where it showed the device.
+        devices = {device_id for device_id, _ in instances}
+        since_ms = min(min(starts) for starts in slots.values())
+        remember = self.store.update_inventory(connection, resolved, devices, since_ms)
+        request_hour_recompute(connection, metered)
+        return remember
+
     def _compute(
-        self, connection: Connection, slots: _Slots, instances: Sequence[tuple[int, int]]
+        self,
+        connection: Connection,
+        slots: _Slots,
+        all_scrapes: Mapping[int, Sequence[tuple[int, Scrape]]],
+        instants: Mapping[int, frozenset[int]],
     ) -> tuple[list[Accepted], _Slots, Ids]:
         """The usage intervals of these slots, the slots that have scrapes, and the ids of all entities."""
         gap_ms = self.limits.gap_ms
-        ranges = {
-            accelerator_id: (min(starts) - gap_ms, max(starts) + SLOT_MS) for accelerator_id, starts in slots.items()
-        }
-        all_scrapes = read_range(connection, ranges)
         entities = read_entities(
             connection, list(slots), [scrape for scrapes in all_scrapes.values() for _, scrape in scrapes]
         )
-        instants = instance_instants(connection, instances, ranges)
         batches: list[Accepted] = []
         metered: _Slots = defaultdict(set)
         for accelerator_id, starts in sorted(slots.items()):
             scrapes = all_scrapes.get(accelerator_id, [])
+            times = [at_ms for at_ms, _ in scrapes]
             for slot_ms in sorted(starts):
-                inside = [entry for entry in scrapes if slot_ms <= entry[0] < slot_ms + SLOT_MS]
-                if not inside:
+                first, end = bisect_left(times, slot_ms), bisect_left(times, slot_ms + SLOT_MS)
+                if first == end:
                     continue
                 metered[accelerator_id].add(slot_ms)
                 # The meter needs at most one scrape before the slot, no further back than a gap reaches.
-                before = [entry for entry in scrapes if slot_ms - gap_ms <= entry[0] < slot_ms]
+                before = scrapes[bisect_left(times, slot_ms - gap_ms) : first]
                 split_ms = instants.get(accelerator_id, frozenset())
-                for accelerator, part in split_by_attributes(accelerator_id, before, inside, entities):
+                for accelerator, part in split_by_attributes(accelerator_id, before, scrapes[first:end], entities):
                     batch = meter_slot(accelerator, part, split_ms, slot_ms, gap_ms, entities)
                     if batch is not None:
                         batches.append(batch)

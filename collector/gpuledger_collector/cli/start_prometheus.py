@@ -1,0 +1,146 @@
+"""The part of `gpuledger start` that reads the past of a fleet from a Prometheus."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuledger_collector import wiring
+from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.period import Period, format_instant
+from gpuledger_collector.cli.common import UNAVAILABLE, refuse
+from gpuledger_collector.cli.output import Column, table_text, terminal_width
+from gpuledger_collector.cli.progress import bar, busy
+from gpuledger_collector.cli.session import Session
+from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.ingest.remote_write.history import History, Known, Past, read_known
+from gpuledger_collector.ingest.remote_write.prometheus_api import BadAddress, NoAnswer, PrometheusApi
+from gpuledger_collector.settings import Settings, read_secret
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.ledger import rules
+from gpuledger_collector.storage.locks import Lock
+from gpuledger_common.plurals import plural
+
+DEFAULT_DAYS = 30
+EXAMPLES = 3
+"""Values of a label that are shown beside what it means."""
+SETTLING_MS = 30_000
+"""Scrapes of the last seconds may not be stored yet."""
+MEANINGS = {
+    "Hostname": "node",
+    "hostname": "node",
+    "UUID": "GPU",
+    "gpu_uuid": "GPU",
+    "modelName": "gpu_model",
+    "GPU_I_PROFILE": "MIG profile",
+    "exported_namespace": "tag:namespace, the team",
+    "namespace": "tag:namespace, the team",
+    "exported_pod": "workload_id",
+    "pod": "workload_id",
+    "hpc_job": "workload_id",
+    "org": "tag:org",
+    "team": "tag:team",
+    "project": "tag:project",
+    "experiment": "tag:experiment",
+    "run": "tag:run",
+}
+"""Labels that are shown, and what they mean; of a pair the first that the series have."""
+NAMESPACE_RULES = (
+    Rule(None, "the namespace is the team", 1, {"namespace": "*"}, {"team": "{namespace}"}),
+    Rule(None, "unless a label names the team", 2, {"team": "*"}, {"team": "{team}"}),
+)
+"""Who pays, until somebody declares it: without them every pod would be unattributed."""
+
+
+def is_address(source: str) -> bool:
+    """Whether the argument is the address of a Prometheus, and no file."""
+    return "://" in source
+
+
+def open_api(address: str, token_file: Path | None, ca_file: Path | None) -> PrometheusApi:
+    """The API at an address; refuses files that cannot be used."""
+    token = "" if token_file is None else read_secret(token_file, "--token-file")
+    try:
+        context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError:
+        refuse(f"--ca-file: {ca_file} holds no certificate")
+    return PrometheusApi(address, token, context)
+
+
+def look(api: PrometheusApi, period: Period) -> Known:
+    """What the Prometheus knows of GPUs in a period, shown; refuses one that knows none."""
+    try:
+        with busy(f"asking {api.name}"):
+            known = read_known(api, period)
+    except BadAddress as error:
+        refuse(str(error))
+    except NoAnswer as error:
+        refuse(str(error), UNAVAILABLE)
+    for reason in known.refused:
+        say(f"{api.name}: a series {reason}", error=True)
+    if not known.series:
+        since = format_instant(period.start_ms)[:10]
+        names = "DCGM_FI_DEV_GPU_UTIL and others"
+        refuse(f"{api.name} has no series of GPUs ({names}) since {since}: does it scrape a dcgm-exporter?")
+    _show(api, known)
+    return known
+
+
+def _show(api: PrometheusApi, known: Known) -> None:
+    nodes = {series.accelerator.node for _, series in known.series}
+    accelerators = {series.accelerator.accelerator.uuid for _, series in known.series}
+    holders = {(series.workload.kind, series.workload.id) for _, series in known.series if series.workload is not None}
+    counts = [plural(len(accelerators), "GPU"), plural(len(nodes), "node"), plural(len(holders), "workload")]
+    say(f"{api.name}: {', '.join(counts)} by the labels of dcgm-exporter")
+    rows = []
+    shown: set[str] = set()
+    for label, meaning in MEANINGS.items():
+        values = sorted({labels[label] for labels, _ in known.series if labels.get(label)})
+        if values and meaning not in shown:
+            shown.add(meaning)
+            more = f" and {len(values) - EXAMPLES} more" if len(values) > EXAMPLES else ""
+            rows.append({"label": label, "means": meaning, "values": ", ".join(values[:EXAMPLES]) + more})
+    columns = [Column("label"), Column("means"), Column("values")]
+    sys.stdout.write(table_text(columns, rows, terminal_width()))
+
+
+def declare_teams(session: Session, known: Known, now: dt.datetime) -> None:
+    """Make the namespace of a pod its team, in a ledger that has no rules yet."""
+    if not any(series.workload is not None and series.workload.tags.get("namespace") for _, series in known.series):
+        return
+    with session.database.transaction() as connection:
+        locks.take(connection, Lock.PRICES)
+        if not rules.current(connection):
+            rules.replace(connection, NAMESPACE_RULES, now)
+            team = "a pod's team is its label `team`, else its namespace"
+            say(f"rules: {team}; [[rule]] tables of `gpuledger apply` replace them")
+
+
+def read_past(session: Session, settings: Settings, api: PrometheusApi, period: Period, now: dt.datetime) -> Past:
+    """Bring the usage of a period into the ledger; refuses an address that stops answering."""
+    history = History(api, wiring.metering(settings))
+    try:
+        with bar(f"reading {api.name}") as on_range:
+            past = history.read(session.database, period, now, on_range)
+    except BadAddress as error:
+        refuse(str(error))
+    except NoAnswer as error:
+        refuse(f"{error}; what was read stays, and the same command goes on", UNAVAILABLE)
+    if past.first_ms is None or past.last_ms is None:
+        refuse(f"{api.name} has no samples of GPUs in a whole five minutes yet; try again in a while")
+    return past
+
+
+def summary(past: Past) -> str:
+    """The sentence about what was read."""
+    first, last = (format_instant((at_ms or 0) // 1000 * 1000) for at_ms in (past.first_ms, past.last_ms))
+    return f"usage: {past.samples} samples of {plural(len(past.accelerators), 'GPU')} from {first} to {last}"
+
+
+def refuse_options(given: Sequence[str]) -> None:
+    """Refuse options of files."""
+    if given:
+        refuse(f"{given[0]} is about a file; a Prometheus takes --rate, --currency, --days, --token-file and --ca-file")
