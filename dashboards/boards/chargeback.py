@@ -89,9 +89,9 @@ WITH l AS (
     FROM ordered rows
 )
 SELECT {shown}, {divided("ns", units["ns"])} / {GPU_HOUR_NS} AS gpu_hours,
-    {divided("idle_ns", units["idle_ns"])} / {GPU_HOUR_NS} AS gpu_hours_idle,
+    {divided("idle_ns", units["idle_ns"])} / {GPU_HOUR_NS} AS gpu_hours_held_idle,
     {divided("cost", units["cost"])} / {MICRO} AS cost,
-    {divided("idle_cost", units["idle_cost"])} / {MICRO} AS cost_idle, rows.currency, parts.correction_of
+    {divided("idle_cost", units["idle_cost"])} / {MICRO} AS cost_held_idle, rows.currency, parts.correction_of
 FROM rows JOIN parts ON rows.currency IS NOT DISTINCT FROM parts.currency AND {same}
 ORDER BY rows.currency NULLS LAST, coalesce(parts.cost, 0) DESC, {shown_order}, parts.correction_of
 """
@@ -111,14 +111,14 @@ def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str
         overrides=(
             *(column(name, unit="string") for name in (*names, "currency", "correction_of")),
             column("gpu_hours", decimals=6),
-            column("gpu_hours_idle", decimals=6),
+            column("gpu_hours_held_idle", decimals=6),
         ),
     )
     panel.options["footer"] = {
         "show": True,
         "reducer": ["sum"],
         "countRows": False,
-        "fields": ["gpu_hours", "gpu_hours_idle", "cost", "cost_idle"],
+        "fields": ["gpu_hours", "gpu_hours_held_idle", "cost", "cost_held_idle"],
     }
     return panel
 

@@ -60,7 +60,8 @@ from dashboards.sql import (
 )
 
 CHOSEN = f"{DAYS} AND {CURRENCY} AND {POOLS} AND {MODELS}"
-WASTE = "sum(CASE WHEN l.state = 'held' THEN l.idle_cost_micro ELSE l.cost_micro END)"
+WASTE = """sum(CASE WHEN l.state = 'held' THEN l.idle_cost_micro
+    WHEN l.state IN ('unallocated', 'stranded', 'commitment_unused') THEN l.cost_micro END)"""
 TO_TEAM = (
     link(
         "Showback of this team",
@@ -82,14 +83,14 @@ NUMBERS = (
     ),
     stat(
         "Waste ($currency)",
-        "Cost of GPU time that was held and idle, or held by nobody.",
+        "Held idle, unallocated, stranded, and unused commitments. What nobody observed is not known, and not in it.",
         f"SELECT {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}",
         MONEY,
         decimals=0,
     ),
     stat(
         "Waste, share of spend",
-        "Idle, unallocated, unavailable, unobserved and stranded cost over all cost.",
+        "Held idle, unallocated, stranded and unused cost over all cost.",
         f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM {LEDGER} l WHERE {CHOSEN}",
         RATIO,
         decimals=1,
@@ -377,7 +378,7 @@ BOARD = Board(
                     "What each team holds and how much of it is idle, highest cost first. A team opens its showback.",
                     f"""
                   SELECT {TEAM} AS team, sum(l.cost_micro) / {MICRO} AS cost,
-                      sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
+                      sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours", {CORRECTION}
                   FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND l.state = 'held'

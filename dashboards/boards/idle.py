@@ -94,7 +94,7 @@ BOARD = Board(
             "Amount",
             (
                 stat(
-                    "Idle cost ($currency)",
+                    "Held idle cost ($currency)",
                     "Charges for held GPUs without activity.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {CURRENCY}",
@@ -179,7 +179,7 @@ BOARD = Board(
                     "Idle by team ($currency)",
                     "Cost of idle GPUs by team.",
                     f"""
-                  SELECT {TEAM} AS team, sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
+                  SELECT {TEAM} AS team, sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
                       sum(l.idle_ns) / {GPU_HOUR_NS} AS "idle GPU-hours",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
                   FROM {LEDGER} l {OWNER} WHERE {HELD} AND {CURRENCY}
@@ -190,7 +190,7 @@ BOARD = Board(
                     decimals=2,
                     overrides=(
                         column("team", links=list(TO_TEAM), unit="string"),
-                        column("idle cost", width=90),
+                        column("held idle cost", width=115),
                         column("idle GPU-hours", decimals=1, width=120),
                         column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=85),
                         column("correction of", unit="string", width=110),
@@ -202,7 +202,7 @@ BOARD = Board(
             "By workload",
             (
                 table(
-                    "Workloads with the most idle cost ($currency)",
+                    "Workloads that cost most held idle ($currency)",
                     "would do: the GPUs that would have carried the "
                     "same busy time at full load. A hint for the next request, not a measurement.",
                     f"""
@@ -214,7 +214,7 @@ BOARD = Board(
                       GROUP BY 1 ORDER BY 3 DESC, 1 LIMIT 50
                   )
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
-                      top.idle_cost / {MICRO} AS "idle cost", top.idle / {GPU_HOUR_NS} AS "idle GPU-hours",
+                      top.idle_cost / {MICRO} AS "held idle cost", top.idle / {GPU_HOUR_NS} AS "idle GPU-hours",
                       top.idle / nullif(top.busy + top.idle, 0) AS "idle part", top.gpus AS "GPUs",
                       ceil(top.gpus * top.busy / nullif(top.busy + top.idle, 0)) AS "would do",
                       {SPAN_COLUMNS}
@@ -227,7 +227,7 @@ BOARD = Board(
                         column("workload", links=TO_WORKLOAD, unit="string"),
                         column("name", unit="string"),
                         column("user", unit="string", width=110),
-                        column("idle cost", width=100),
+                        column("held idle cost", width=115),
                         column("idle GPU-hours", decimals=1, width=130),
                         column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=100),
                         *(column(name, decimals=0, width=90) for name in ("GPUs", "would do")),

@@ -199,7 +199,7 @@ BOARD = Board(
                           string_agg(DISTINCT l.gpu_model, ', ') AS models
                       FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, 2, 3
                   )
-                  SELECT l.team, l.project, l.cost, l.idle_cost AS "idle cost", l.hours AS "GPU-hours",
+                  SELECT l.team, l.project, l.cost, l.idle_cost AS "held idle cost", l.hours AS "GPU-hours",
                       l.idle_part AS "idle part", CASE WHEN {OWN} THEN energy.kwh END AS "energy, kWh",
                       CASE WHEN {OWN} THEN energy.kg END AS "CO2e, kg", {CORRECTION}, l.models
                   FROM money l LEFT JOIN energy USING (team, project) ORDER BY 3 DESC NULLS LAST, 1, 2 LIMIT 100

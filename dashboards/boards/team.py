@@ -100,7 +100,7 @@ BOARD = Board(
                     decimals=0,
                 ),
                 stat(
-                    "Idle cost ($currency)",
+                    "Held idle cost ($currency)",
                     "The part of the charges for held GPUs that did nothing.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
                     MONEY,
@@ -229,7 +229,8 @@ BOARD = Board(
                     "Projects of the chosen teams, dearest first; a project opens its own board.",
                     f"""
                   SELECT {PROJECT} AS project, sum(l.cost_micro) / {MICRO} AS cost,
-                      sum(l.idle_cost_micro) / {MICRO} AS "idle cost", sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
+                      sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
+                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
                   FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, l.correction_of
                   ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
@@ -247,7 +248,7 @@ BOARD = Board(
                     "Users of the chosen teams, as the owner rules name them.",
                     f"""
                   SELECT coalesce(nullif(o.user_name, ''), '(unattributed)') AS "user",
-                      sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
+                      sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
                   FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, l.correction_of
@@ -277,7 +278,7 @@ BOARD = Board(
                       WHERE {PRICED} GROUP BY 1, 2
                   )
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
-                      to_timestamp(l.start_ms / 1000) AS "first charged", l.cost, l.idle_cost AS "idle cost",
+                      to_timestamp(l.start_ms / 1000) AS "first charged", l.cost, l.idle_cost AS "held idle cost",
                       l.hours AS "GPU-hours", l.idle_part AS "idle part", {CORRECTION}, {SPAN_COLUMNS}
                   FROM line l LEFT JOIN workload w ON w.id = l.workload_id {WORKLOAD_SPAN}
                   ORDER BY 5 DESC NULLS LAST, 1

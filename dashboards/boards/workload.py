@@ -122,7 +122,7 @@ BOARD = Board(
                     decimals=2,
                 ),
                 stat(
-                    "Idle cost ($currency)",
+                    "Held idle cost ($currency)",
                     "The part paid for GPUs that did nothing.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} "
                     f"WHERE {RANGE} AND {CURRENCY}",

@@ -147,7 +147,15 @@ def ledger(seeded, *arguments):
 @pytest.mark.parametrize(("title", "by"), [("By team", "team"), ("By team and project", "team,project")])
 def test_the_bill_is_the_csv(reader, seeded, title, by):
     """Cell by cell, in the same order, to the cent and to the sixth place of the hours; what stands beside is not."""
-    columns = (*by.split(","), "gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency", "correction_of")
+    columns = (
+        *by.split(","),
+        "gpu_hours",
+        "gpu_hours_held_idle",
+        "cost",
+        "cost_held_idle",
+        "currency",
+        "correction_of",
+    )
     made = csv.DictReader(io.StringIO(ledger(seeded, "--by", by, "--format", "csv")))
     wanted = [{name: row[name] for name in columns} for row in made]
     shown = panel(reader, "chargeback", title, SPAN)
@@ -156,7 +164,7 @@ def test_the_bill_is_the_csv(reader, seeded, title, by):
 
 
 def cells(row):
-    places = {"gpu_hours": 6, "gpu_hours_idle": 6, "cost": 2, "cost_idle": 2}
+    places = {"gpu_hours": 6, "gpu_hours_held_idle": 6, "cost": 2, "cost_held_idle": 2}
     made = {}
     for name, value in row.items():
         made[name] = f"{value:.{places[name]}f}" if name in places and value is not None else value or ""
@@ -179,10 +187,13 @@ def test_sums_are_the_clis(reader, seeded):
     assert set(teams) == set(held)
     for name, row in held.items():
         assert teams[name]["cost"] == Decimal(row["cost_micro"]) / 1_000_000
-        assert teams[name]["idle cost"] == Decimal(row["idle_cost_micro"]) / 1_000_000
+        assert teams[name]["held idle cost"] == Decimal(row["held_idle_cost_micro"]) / 1_000_000
     (waste,) = panel(reader, "finops", "Waste ($currency)", SPAN)
-    unheld = sum(row["cost_micro"] for row in made["rows"] if row["team"] in nobody)
-    assert waste["waste"] == Decimal(unheld + total["idle_cost_micro"]) / 1_000_000
+    (whole,) = [one for one in made["waste"] if one["currency"] == "USD"]
+    wasted = {"(unallocated)", "(stranded)", "(commitment_unused)"}
+    unheld = sum(row["cost_micro"] for row in made["rows"] if row["team"] in wasted)
+    assert waste["waste"] == Decimal(unheld + total["held_idle_cost_micro"]) / 1_000_000
+    assert waste["waste"] == Decimal(whole["waste_cost_micro"]) / 1_000_000
     assert any(month is not None for _, month in teams)
     by_state = panel(reader, "finops", "Spend per day, by state ($currency)", SPAN)
     corrections = sum(row["cost_micro"] for row in made["rows"] if row["correction_of"] and row["currency"])
@@ -190,7 +201,16 @@ def test_sums_are_the_clis(reader, seeded):
     assert sum(row["cost"] for row in by_state) == spend["spend"] - Decimal(corrections) / 1_000_000
 
 
-TIME = {"GPU-hours", "GPU-hours held", "idle GPU-hours", "gpu_hours", "gpu_hours_idle", "hours", "idle part", "part"}
+TIME = {
+    "GPU-hours",
+    "GPU-hours held",
+    "idle GPU-hours",
+    "gpu_hours",
+    "gpu_hours_held_idle",
+    "hours",
+    "idle part",
+    "part",
+}
 
 
 @pytest.mark.parametrize("name", ["finops", "team", "research", "idle", "workload", "chargeback"])

@@ -55,7 +55,9 @@ def test_its_numbers_are_those_of_the_chargeback(furnished, run, tmp_path, owner
         shown = f"{Decimal(row['cost']):,.2f} {row['currency']}"
         assert f"You pay {shown}" in page.text
         assert (
-            f"cost {number(row['cost_idle']):,.2f} {row['currency']}" if row["cost_idle"] else "its cost is not known"
+            f"cost {number(row['cost_held_idle']):,.2f} {row['currency']}"
+            if row["cost_held_idle"]
+            else "its cost is not known"
         ) in page.text
         tables = [
             one
@@ -66,7 +68,7 @@ def test_its_numbers_are_those_of_the_chargeback(furnished, run, tmp_path, owner
         for table in tables:
             assert sum(number(line[-1]) for line in table.rows[1:]) == Decimal(row["cost"])
             idle = [number(line[-2]) for line in table.rows[1:] if line[-2] != "not known"]
-            assert sum(idle) == (Decimal(row["cost_idle"]) if row["cost_idle"] else 0)
+            assert sum(idle) == (Decimal(row["cost_held_idle"]) if row["cost_held_idle"] else 0)
 
 
 def test_drivers_add_up_to_the_change(furnished, run, ledger):

@@ -462,12 +462,12 @@ class Story:
         digits = minor_digits(row.currency or "USD")
         for one in amounts:
             if one["unit"] in {"h", "kWh", "g"}:
-                hours = row.gpu_hours_idle if one["kind"] else row.gpu_hours
+                hours = row.gpu_hours_held_idle if one["kind"] else row.gpu_hours
                 actual = {"h": hours, "kWh": row.energy_kwh, "g": row.co2e_grams}[one["unit"]]
             else:
                 minor = {
                     None: row.cost_minor,
-                    "idle": row.cost_idle_minor,
+                    "idle": row.cost_held_idle_minor,
                     "shared": row.shared_minor,
                     "all": row.total_minor,
                     "list": row.list_minor,

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypeVar
 
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
+from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.measures import add_known
 from gpuledger_collector.accounting.money import MICRO, minor_digits
@@ -22,12 +23,14 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_groups
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.shared_costs import SharedCost
-from gpuledger_collector.accounting.usage import HELD
+from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED
 
 _Number = TypeVar("_Number", int, Decimal)
 
 UNATTRIBUTED = "(unattributed)"
 UNPRICED = "(unpriced)"
+WASTED_STATES = (UNALLOCATED, STRANDED, COMMITMENT_UNUSED)
+"""States whose whole cost is waste; of held time only the idle part is (accounting.waste)."""
 DIMENSIONS = (*LEVELS, "workload", "pool", "model", "node")
 """What a report can be grouped by."""
 _HOURS_UNIT = GPU_NS_PER_HOUR // 10**6
@@ -50,16 +53,20 @@ class ReportRow:
     """The closed month that this row amends, its amounts may be negative; empty: the period's own time."""
     exchange: str = ""
     """In another currency's view: the ledger's currency and the rate at which this row was converted."""
+    state: str = ""
+    """Whether the time was held, or what it was instead; empty in a total, and where it was several."""
     gpu_hours: Decimal
-    gpu_hours_idle: Decimal | None = None
+    gpu_hours_held_idle: Decimal | None = None
     cost_minor: int | None = None
-    cost_idle_minor: int | None = None
+    cost_held_idle_minor: int | None = None
     shared_minor: int | None = None
     energy_kwh: Decimal | None = None
     co2e_grams: Decimal | None = None
     list_minor: int | None = None
     contracted_minor: int | None = None
+    waste_minor: int | None = None
     gpu_ns: int
+    unknown_ns: int = 0
     idle_ns: int | None = None
     cost_micro: int | None = None
     idle_cost_micro: int | None = None
@@ -68,6 +75,7 @@ class ReportRow:
     co2e_micrograms: int | None = None
     list_micro: int | None = None
     contracted_micro: int | None = None
+    waste_micro: int | None = None
 
     @property
     def total_minor(self) -> int | None:
@@ -77,9 +85,9 @@ class ReportRow:
 
 _PRINTED = (
     ("gpu_hours", "gpu_ns", _HOURS_UNIT, 6),
-    ("gpu_hours_idle", "idle_ns", _HOURS_UNIT, 6),
+    ("gpu_hours_held_idle", "idle_ns", _HOURS_UNIT, 6),
     ("cost_minor", "cost_micro", None, 0),
-    ("cost_idle_minor", "idle_cost_micro", None, 0),
+    ("cost_held_idle_minor", "idle_cost_micro", None, 0),
     ("shared_minor", "shared_micro", None, 0),
     ("energy_kwh", "energy_mj", MJ_PER_KWH // 10**6, 6),
     ("co2e_grams", "co2e_micrograms", 1000, 3),
@@ -147,7 +155,9 @@ _Key = tuple[tuple[str, ...], str]
 
 @dataclass(slots=True)
 class _RowSums:
+    state: str = ""
     gpu_ns: int = 0
+    unknown_ns: int = 0
     idle_ns: int | None = None
     cost_micro: int | None = None
     idle_cost_micro: int | None = None
@@ -160,6 +170,7 @@ class _RowSums:
     def add(self, line: ChargedLine) -> None:
         """Add a line; idle time counts where some activity of held time is known."""
         self.gpu_ns += line.gpu_ns
+        self.unknown_ns += line.unknown_ns
         if line.state == HELD and line.has_known_activity:
             self.idle_ns = add_known(self.idle_ns, line.idle_ns)
             self.idle_cost_micro = add_known(self.idle_cost_micro, line.idle_cost_micro)
@@ -185,7 +196,8 @@ def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocat
     for line in lines:
         # Corrections may cancel out; a line without time and money is no row.
         if line.gpu_ns or line.cost_micro or line.idle_ns:
-            sums.setdefault((line.currency, (shown_keys(line, by), line.correction_of)), _RowSums()).add(line)
+            key = (line.currency, (shown_keys(line, by), line.correction_of))
+            sums.setdefault(key, _RowSums(line.state)).add(line)
     _add_allocations(sums, allocations)
     currencies = sorted({currency for currency, _ in sums if currency is not None})
     rows: list[ReportRow] = []
@@ -263,15 +275,28 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
         else:
             rounded[printed] = list(counts)
     return [
-        ReportRow(
-            keys=keys,
-            currency=currency,
-            correction_of=correction_of,
-            **{printed: values[at] for printed, values in rounded.items()},
-            **{exact: getattr(entry, exact) for _, exact, _, _ in _PRINTED},
+        _with_waste(
+            ReportRow(
+                keys=keys,
+                currency=currency,
+                correction_of=correction_of,
+                state=entry.state,
+                unknown_ns=entry.unknown_ns,
+                **{printed: values[at] for printed, values in rounded.items()},
+                **{exact: getattr(entry, exact) for _, exact, _, _ in _PRINTED},
+            )
         )
         for at, ((keys, correction_of), entry) in enumerate(group)
     ]
+
+
+def _with_waste(row: ReportRow) -> ReportRow:
+    """The row with its waste: the idle part of held time, or all of what nobody could hold or did."""
+    if row.state == HELD:
+        return replace(row, waste_minor=row.cost_held_idle_minor, waste_micro=row.idle_cost_micro)
+    if row.state in WASTED_STATES:
+        return replace(row, waste_minor=row.cost_minor, waste_micro=row.cost_micro)
+    return row
 
 
 def _round_known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]], unit: int) -> list[int | None]:
@@ -290,10 +315,11 @@ def totals(rows: Sequence[ReportRow]) -> tuple[ReportRow, ...]:
 def _total(currency: str | None, rows: Sequence[ReportRow], width: int) -> ReportRow:
     """The sum of rows as printed, so that a reader who adds them up gets it exactly."""
     sums: dict[str, Any] = {}
-    for name in (name for printed, exact, _, _ in _PRINTED for name in (printed, exact)):
+    printed_and_exact = (name for printed, exact, _, _ in _PRINTED for name in (printed, exact))
+    for name in (*printed_and_exact, "waste_minor", "waste_micro"):
         values = [getattr(row, name) for row in rows]
         sums[name] = _sum_all(values) if name in _ALL_OR_UNKNOWN else sum_known(values)
-    return ReportRow(keys=("",) * width, currency=currency, **sums)
+    return ReportRow(keys=("",) * width, currency=currency, unknown_ns=sum(row.unknown_ns for row in rows), **sums)
 
 
 def _sum_all(values: Sequence[int | None]) -> int | None:

@@ -213,7 +213,7 @@ def _table(
     unit = MICRO // 10 ** minor_digits(row.currency or "")
     # Split from the booked cents of the row, not rounded anew: each table of a statement adds up to the invoice.
     costs = split_minor([measures.cost_micro or 0 for _, measures, _ in sums], unit, row.cost_minor or 0)
-    known_idle = iter(split_minor([idle for *_, idle in sums if idle is not None], unit, row.cost_idle_minor or 0))
+    known_idle = iter(split_minor([idle for *_, idle in sums if idle is not None], unit, row.cost_held_idle_minor or 0))
     idle_costs = [None if idle is None else next(known_idle) for *_, idle in sums]
     shown = [(key, measures) for key, measures, _ in sums]
     # One line more than the limit is shown as it is: `1 others` would take the same space.

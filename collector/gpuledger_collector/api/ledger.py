@@ -10,6 +10,7 @@ from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
 from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import (
     REFUSALS,
@@ -88,4 +89,5 @@ def chargeback_json(context: ReadContext, start: str, end: str, by: str, princip
         has_capacity = reports.has_capacity(connection, period)
     rated_ms = max((check.until_ms for check in checks), default=period.start_ms)
     notes = [f"rated up to {format_instant(rated_ms)}", *([] if has_capacity else [NO_INVENTORY])]
-    return as_json(chargeback, period, notes + shared_notes(chargeback.shared))
+    waste = whole_waste(chargeback.rows, has_capacity)
+    return as_json(chargeback, period, notes + shared_notes(chargeback.shared), waste)

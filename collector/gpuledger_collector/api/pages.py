@@ -23,11 +23,13 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, s
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
+from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import Denied, Principal, visible
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext, as_http_error
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
+from gpuledger_collector.export.chargeback import waste_line
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.chargeback import direct_costs_by_team
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
@@ -270,6 +272,8 @@ def _ledger_facts(connection: Connection, now_ms: int, principal: Principal) -> 
         daily = overview.daily_by_team(connection, trend, principal.owner or {})
     rated_ms = max((check.until_ms for check in checks), default=None)
     closed = periods.closed(connection)
+    # Whoever sees one owner's part is told of no unallocated time at all.
+    has_inventory = principal.owner is not None or reports.has_capacity(connection, month)
     return {
         "month": name,
         "known": None if rated_ms is None else format_instant(rated_ms - rated_ms % 1000),
@@ -277,7 +281,7 @@ def _ledger_facts(connection: Connection, now_ms: int, principal: Principal) -> 
         "gpus": f"{fleet.gpu_micro / MICRO:.1f}".removesuffix(".0"),
         "has_rows": bool(report.rows),
         "spend": [
-            _spend(report.rows, total, daily, calendar.days(trend))
+            _spend(report.rows, total, daily, calendar.days(trend), has_inventory)
             for total in report.totals
             if total.currency is not None
         ],
@@ -324,7 +328,11 @@ def _cost_per_day(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _spend(
-    rows: tuple[ReportRow, ...], total: ReportRow, daily: dict[str, dict[str, dict[int, int]]], trend: Sequence[Period]
+    rows: tuple[ReportRow, ...],
+    total: ReportRow,
+    daily: dict[str, dict[str, dict[int, int]]],
+    trend: Sequence[Period],
+    has_inventory: bool,
 ) -> dict[str, Any]:
     """One currency: the rows of the chargeback, each with its trend; time without a holder is marked."""
     currency = total.currency or ""
@@ -334,6 +342,7 @@ def _spend(
     return {
         "currency": currency,
         "total": total,
+        "waste": [waste_line(waste) for waste in whole_waste(own_rows + corrections, has_inventory)],
         "rows": [
             {
                 "row": row,

@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.chargeback import DIMENSIONS, Report, Report
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import (
     UNAVAILABLE,
@@ -31,7 +32,7 @@ from gpuledger_collector.cli.output import Column, table_text, terminal_width, w
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, focus_split, parquet
-from gpuledger_collector.export.chargeback import as_csv, as_json, table_columns, texts
+from gpuledger_collector.export.chargeback import as_csv, as_json, table_columns, texts, waste_line
 from gpuledger_collector.services.chargeback import chargeback_notes, convert_chargeback, hours_by, read_chargeback
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing.allocation import shares
@@ -122,7 +123,8 @@ def chargeback(
                     text = hours_table(hours_by(connection, span, names), names, width)
                     notes.append(NO_PRICE)
                 else:
-                    text = report_text(bill, span, options.Format(form.value), notes, width)
+                    waste = whole_waste(bill.rows, reports.has_capacity(connection, span))
+                    text = report_text(bill, span, options.Format(form.value), notes, width, waste)
                 write_text(text, output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
@@ -137,17 +139,25 @@ def hours_table(held: Sequence[tuple[tuple[str, ...], int]], by: Sequence[str], 
     return table_text(columns, rows, width, [{by[0]: "total", "gpu_hours": str(sum(hours))}])
 
 
-def report_text(bill: Report, period: Period, form: options.Format, notes: list[str], width: int | None) -> str:
-    """A chargeback as CSV, JSON or a table of at most `width` columns, totals last."""
+def report_text(
+    bill: Report,
+    period: Period,
+    form: options.Format,
+    notes: list[str],
+    width: int | None,
+    waste: Sequence[WholeWaste] = (),
+) -> str:
+    """A chargeback as CSV, JSON or a table of at most `width` columns, totals and the whole waste last."""
     if form is options.Format.csv:
         return as_csv(bill)
     if form is options.Format.json:
-        return as_json(bill, period, notes)
+        return as_json(bill, period, notes, waste)
     columns = [*map(Column, bill.by), *(_measure_column(name) for name in table_columns(bill))]
     totals = [
         {**texts(total), bill.by[0]: "total" if total.currency is not None else "unpriced"} for total in bill.totals
     ]
-    return table_text(columns, [_table_row(row, bill) for row in bill.rows], width, totals)
+    lines = "".join(f"{waste_line(one)}\n" for one in waste if one.minor is not None)
+    return table_text(columns, [_table_row(row, bill) for row in bill.rows], width, totals) + lines
 
 
 def _table_row(row: ReportRow, bill: Report) -> dict[str, str]:

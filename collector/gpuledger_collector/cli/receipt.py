@@ -132,7 +132,7 @@ def _advice_line(advice: Mapping[str, Any]) -> str:
 def as_json(workload: Workload, charged: WasteReceipt) -> str:
     """Everything, with integers of micro-units."""
     totals = {
-        currency: {"cost_micro": cost, "idle_cost_micro": idle, "found_micro": wasted}
+        currency: {"cost_micro": cost, "held_idle_cost_micro": idle, "found_micro": wasted}
         for currency, (cost, idle, wasted) in charged.totals().items()
     }
     content = {

@@ -20,15 +20,15 @@ def names(text: str, separator: str | None = None) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(separator))
 
 
-MEASURE_COLUMNS = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
+MEASURE_COLUMNS = ("gpu_hours", "gpu_hours_held_idle", "cost", "cost_held_idle", "currency")
 ALLOCATION_COLUMNS = names(
     """
-    cost_shared cost_total energy_kwh co2e_grams cost_list cost_contracted cost_effective correction_of
+    cost_shared cost_total energy_kwh co2e_grams cost_list cost_contracted cost_effective cost_waste correction_of
     """
 )
 """What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
-cost at list rates, at the price book's, and as it is: with commitments amortized, the same as `cost`; and the closed
-month that a row corrects, empty for the period's own time."""
+cost at list rates, at the price book's, and as it is: with commitments amortized, the same as `cost`; the part of the
+cost that is waste (accounting.waste); and the closed month that a row corrects, empty for the period's own time."""
 EXCHANGE = "exchange"
 """The last column, in another currency's view only."""
 
@@ -81,9 +81,9 @@ def measure_cells(row: ReportRow) -> list[str]:
     """The amounts of a row as text, in the order of MEASURE_COLUMNS; what is not known is empty."""
     return [
         f"{row.gpu_hours:.6f}",
-        "" if row.gpu_hours_idle is None else f"{row.gpu_hours_idle:.6f}",
+        "" if row.gpu_hours_held_idle is None else f"{row.gpu_hours_held_idle:.6f}",
         _money(row, row.cost_minor),
-        _money(row, row.cost_idle_minor),
+        _money(row, row.cost_held_idle_minor),
         row.currency or "",
     ]
 
@@ -98,6 +98,7 @@ def allocation_cells(row: ReportRow) -> list[str]:
         _money(row, row.list_minor),
         _money(row, row.contracted_minor),
         _money(row, row.cost_minor),
+        _money(row, row.waste_minor),
         row.correction_of,
     ]
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from decimal import Decimal
 
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut
+from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import Period, format_instant
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
+from gpuledger_collector.accounting.waste import WholeWaste
 from gpuledger_collector.export.cells import (
     ALLOCATION_COLUMNS,
     EXCHANGE,
@@ -36,14 +40,15 @@ def as_csv(report: Report) -> str:
     return out.getvalue()
 
 
-def as_json(report: Report, period: Period, notes: Sequence[str]) -> str:
-    """Rows and totals as JSON: amounts as printed (text), and exact (`gpu_ns`, `cost_micro`, integers)."""
+def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequence[WholeWaste] = ()) -> str:
+    """Rows, totals and waste as JSON: amounts as printed (text), and exact (`gpu_ns`, `cost_micro`, integers)."""
     content = {
         "from": format_instant(period.start_ms),
         "to": format_instant(period.end_ms),
         "by": list(report.by),
         "rows": [_object(row, report.by) for row in report.rows],
         "totals": [_object(row, ()) for row in report.totals],
+        "waste": [_waste_object(one) for one in waste],
         "notes": list(notes),
     }
     return json_text(content) + "\n"
@@ -56,9 +61,10 @@ def _object(row: ReportRow, by: Sequence[str]) -> dict[str, object]:
         **dict(zip(by, row.keys, strict=False)),
         **dict(amounts),
         "gpu_ns": row.gpu_ns,
-        "idle_gpu_ns": row.idle_ns,
+        "held_idle_gpu_ns": row.idle_ns,
         "cost_micro": row.cost_micro,
-        "idle_cost_micro": row.idle_cost_micro,
+        "held_idle_cost_micro": row.idle_cost_micro,
+        "waste_cost_micro": row.waste_micro,
         "shared_cost_micro": row.shared_micro,
         "energy_mj": row.energy_mj,
         "co2e_micrograms": row.co2e_micrograms,
@@ -66,6 +72,37 @@ def _object(row: ReportRow, by: Sequence[str]) -> dict[str, object]:
         "contracted_cost_micro": row.contracted_micro,
         **({EXCHANGE: row.exchange} if row.exchange else {}),
     }
+
+
+def _waste_object(waste: WholeWaste) -> dict[str, object]:
+    def amount(minor: int | None) -> str | None:
+        return None if minor is None else format_minor(minor, minor_digits(waste.currency))
+
+    return {
+        "currency": waste.currency,
+        "cost_waste": amount(waste.minor),
+        "waste_cost_micro": waste.micro,
+        "parts": {name.replace(" ", "_"): amount(minor) for name, minor in waste.parts},
+        "unknown_gpu_ns": waste.unknown_ns,
+        **({EXCHANGE: waste.exchange} if waste.exchange else {}),
+    }
+
+
+def waste_line(waste: WholeWaste) -> str:
+    """The whole waste in one line: the amount, what it consists of, and what is unknown."""
+    digits = minor_digits(waste.currency)
+
+    def amount(minor: int | None) -> str:
+        return "not known" if minor is None else f"{Decimal(format_minor(minor, digits)):,}"
+
+    parts = ", ".join(f"{name} {amount(minor)}" for name, minor in waste.parts)
+    unknown = Decimal(round_half_even_div(waste.unknown_ns * 10, GPU_NS_PER_HOUR)).scaleb(-1)
+    return (
+        f"waste: {amount(waste.minor)} of {amount(waste.cost_minor)} {waste.currency}"
+        + (f" ({waste.exchange})" if waste.exchange else "")
+        + (f": {parts}" if parts else "")
+        + (f"; not known of {unknown:,} GPU-hours" if unknown else "")
+    )
 
 
 def shared_notes(shared: Sequence[SharedOut]) -> list[str]:
@@ -87,7 +124,8 @@ def source_text(cost: SharedCost) -> str:
 def table_columns(report: Report) -> list[str]:
     """The amounts that a terminal shows: of ALLOCATION_COLUMNS those that say something; a total with shares."""
     filled = {name for row in report.rows for name, text in texts(row).items() if text and name in ALLOCATION_COLUMNS}
-    filled -= {"cost_effective", *([] if "cost_shared" in filled else ["cost_total"])}
+    # The line below the table says the waste, and where it is.
+    filled -= {"cost_effective", "cost_waste", *([] if "cost_shared" in filled else ["cost_total"])}
     if all(row.list_minor == row.cost_minor for row in report.rows):
         filled.discard("cost_list")
     if all(row.contracted_minor == row.cost_minor for row in report.rows):

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from gpuledger_collector.accounting.chargeback import SharedPart
+from gpuledger_collector.accounting.chargeback import WASTED_STATES, SharedPart
 from gpuledger_collector.accounting.closing import billed_to
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ExportedCharge
@@ -42,8 +42,8 @@ COLUMNS = names(
     SkuId SkuMeter SkuPriceId SkuPriceDetails SubAccountId SubAccountName SubAccountType Tags PricingCurrency
     PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost PricingCurrencyListUnitPrice
     CommitmentDiscountCategory CommitmentDiscountId CommitmentDiscountName CommitmentDiscountQuantity
-    CommitmentDiscountStatus CommitmentDiscountType CommitmentDiscountUnit x_BusyGpuSeconds x_IdleGpuSeconds
-    x_EnergyWh x_CostBasis x_GpuModel x_Pool x_IdleCost
+    CommitmentDiscountStatus CommitmentDiscountType CommitmentDiscountUnit x_BusyGpuSeconds x_HeldIdleGpuSeconds
+    x_EnergyWh x_CostBasis x_GpuModel x_Pool x_HeldIdleCost x_WasteCost
     """
 )
 CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed", "owned": "Other"}
@@ -166,7 +166,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
         "Tags": flat_json(_tags(exported, level, owner)),
         "PricingCurrencyContractedUnitPrice": fixed(rate, 9),
         "PricingCurrencyListUnitPrice": fixed(listed, 9),
-        **_measured(charge),
+        **_measured(charge, cost),
     }
 
 
@@ -291,19 +291,24 @@ def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
     return tags
 
 
-def _measured(charge: Charge) -> Row:
-    """Our own columns: what was done with the time. Empty where nothing is known."""
+def _measured(charge: Charge, cost: int) -> Row:
+    """Our own columns: what was done with the time and its cost (units of 1e-18). Empty where nothing is known."""
     known = charge.state == HELD and charge.unknown_ns < charge.gpu_ns
     idle_cost = charge.idle_cost_micro
+    if charge.state in WASTED_STATES:
+        waste = fixed(cost, 18)
+    else:
+        waste = "" if idle_cost is None or charge.state != HELD else fixed(idle_cost, 6)
     return {
         "x_BusyGpuSeconds": fixed(charge.busy_ns, 9) if known else "",
-        "x_IdleGpuSeconds": fixed(charge.idle_ns, 9) if known else "",
+        "x_HeldIdleGpuSeconds": fixed(charge.idle_ns, 9) if known else "",
         # A watt-hour is 3.6e6 millijoules; in millionths of one that is mJ x 10 / 36.
         "x_EnergyWh": "" if charge.energy_mj is None else fixed(round_half_even_div(charge.energy_mj * 10, 36), 6),
         "x_CostBasis": charge.state,
         "x_GpuModel": neutral(charge.gpu_model),
         "x_Pool": neutral(charge.pool),
-        "x_IdleCost": "" if idle_cost is None else fixed(idle_cost, 6),
+        "x_HeldIdleCost": "" if idle_cost is None else fixed(idle_cost, 6),
+        "x_WasteCost": waste,
     }
 
 

@@ -370,7 +370,9 @@ def _costs(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
                 sentence = f"{consumed} GPU-seconds are not {quantity} GPU-hours"
                 yield Violation(line, "quantity", "ConsumedQuantity", sentence)
             did = [
-                value for name in ("x_BusyGpuSeconds", "x_IdleGpuSeconds") if (value := _number(row, name)) is not None
+                value
+                for name in ("x_BusyGpuSeconds", "x_HeldIdleGpuSeconds")
+                if (value := _number(row, name)) is not None
             ]
             # Absolute values: the rows of a correction may be negative.
             if abs(sum(did, Decimal(0))) > abs(consumed) + HALF_NANO_HOUR_S:

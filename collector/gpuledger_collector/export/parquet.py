@@ -51,7 +51,7 @@ def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
             kinds[name] = "instant"
         elif name.endswith("Cost"):
             kinds[name] = "decimal(38, 18)"
-        elif name in NUMBERS or name in {"x_BusyGpuSeconds", "x_IdleGpuSeconds", "x_EnergyWh"}:
+        elif name in NUMBERS or name in {"x_BusyGpuSeconds", "x_HeldIdleGpuSeconds", "x_EnergyWh"}:
             kinds[name] = "decimal(38, 9)"
         else:
             kinds[name] = "text"

@@ -17,8 +17,9 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.statement import Contested, SpendChange, StatementSection
+from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
-from gpuledger_collector.export.chargeback import source_text
+from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_common.plurals import plural
@@ -191,6 +192,7 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
         "section": section,
         "currency": section.currency,
         "row": section.row,
+        "waste": [waste_line(waste) for waste in whole_waste([section.row], has_inventory=True)],
         "allocations": _allocations(section.row),
         "shared": [
             {

@@ -63,7 +63,7 @@ def test_figures_are_the_ledgers_own(october, apply, run) -> None:
     )
     (mine,) = [row for row in bill["rows"] if row["team"] == "vision"]
     assert status.spend.cost_micro == mine["cost_micro"] == 240 * MICRO
-    assert status.spend.idle_cost_micro == mine["idle_cost_micro"]
+    assert status.spend.idle_cost_micro == mine["held_idle_cost_micro"]
     assert status.ahead is not None
     assert status.ahead.middle_micro == 31 * 24 * MICRO
     assert status.ahead.run_out_ms == OCTOBER + 16 * DAY

@@ -47,12 +47,12 @@ def test_csv_columns_rows_and_totals(furnished, run) -> None:
     code, out, err = run("chargeback", *MONTH, "--by", "team,project", "--format", "csv")
     assert (code, err) == (0, "")
     rows = table(out)
-    documented = "team,project,gpu_hours,gpu_hours_idle,cost,cost_idle,currency"
-    more = "cost_shared,cost_total,energy_kwh,co2e_grams,cost_list,cost_contracted,cost_effective,correction_of"
-    assert out.splitlines()[0] == f"{documented},{more}"
+    documented = "team,project,gpu_hours,gpu_hours_held_idle,cost,cost_held_idle,currency"
+    more = "cost_shared,cost_total,energy_kwh,co2e_grams,cost_list,cost_contracted,cost_effective,cost_waste"
+    assert out.splitlines()[0] == f"{documented},{more},correction_of"
     assert {"(unallocated)", "(unavailable)", "(unobserved)", "'=HYPERLINK(1)"} <= {row["team"] for row in rows}
     held_by_formula = next(row for row in rows if row["team"] == "'=HYPERLINK(1)")
-    assert held_by_formula["gpu_hours_idle"] == held_by_formula["cost_idle"] == ""
+    assert held_by_formula["gpu_hours_held_idle"] == held_by_formula["cost_held_idle"] == ""
     _, text, _ = run("chargeback", *MONTH, "--by", "team,project", "--format", "json")
     for total in json.loads(text)["totals"]:
         mine = [row for row in rows if row["currency"] == total["currency"]]

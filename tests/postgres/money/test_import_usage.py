@@ -166,7 +166,7 @@ def test_chargeback_of_imported_usage(run, written, fleet) -> None:
     rows = {row["team"]: row for row in json.loads(out)["rows"]}
     assert rows["vision"]["cost_micro"] == 1_800_000
     assert rows["(unattributed)"]["cost"] == "172.80"
-    assert rows["(unattributed)"]["gpu_hours_idle"] is None
+    assert rows["(unattributed)"]["gpu_hours_held_idle"] is None
     assert rows["(unpriced)"] | {"cost": None, "gpu_ns": 2_000_000 * 7_200_500} == rows["(unpriced)"]
 
 

@@ -167,7 +167,7 @@ def test_the_list_is_sorted_and_has_unit_costs_beside_waste(priced, run):
         "0.036",
         "100.0%",
     )
-    assert (rows[1]["cost_idle"], rows[1]["unit"]) == ("7.20", "")
+    assert (rows[1]["cost_held_idle"], rows[1]["unit"]) == ("7.20", "")
     assert [row["key"] for row in json.loads(run("runs", *PERIOD, "--sort", "waste", "--format", "json")[1])] == [
         "slurm::2",
         "slurm::1",

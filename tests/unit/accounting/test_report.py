@@ -69,7 +69,7 @@ def test_corrections_stand_in_rows_of_their_own_that_add_up_to_what_one_row_woul
         assert {row.correction_of for row in rows} <= {"", "2025-09"}
         assert sum(row.gpu_hours for row in rows) == whole.gpu_hours
         assert sum(row.cost_minor or 0 for row in rows) == (whole.cost_minor or 0)
-        assert sum(row.gpu_hours_idle or 0 for row in rows) == (whole.gpu_hours_idle or 0)
+        assert sum(row.gpu_hours_held_idle or 0 for row in rows) == (whole.gpu_hours_held_idle or 0)
     assert [(one.gpu_hours, one.cost_minor) for one in apart.totals] == [
         (one.gpu_hours, one.cost_minor) for one in merged.totals
     ]
@@ -84,7 +84,7 @@ def test_rows_add_up_to_the_totals_exactly(given_lines):
         assert sum(row.gpu_hours for row in rows) == total.gpu_hours
         assert sum(row.gpu_ns for row in rows) == total.gpu_ns
         assert sum(row.cost_minor or 0 for row in rows) == (total.cost_minor or 0)
-        assert sum(row.gpu_hours_idle or 0 for row in rows) == (total.gpu_hours_idle or 0)
+        assert sum(row.gpu_hours_held_idle or 0 for row in rows) == (total.gpu_hours_held_idle or 0)
     assert sum(total.gpu_ns for total in made.totals) == sum(line.gpu_ns for line in given_lines)
     assert [total.currency for total in made.totals] == [
         *sorted({line.currency for line in given_lines if line.currency}),
@@ -123,14 +123,14 @@ def test_a_bill_that_a_person_can_check():
         ],
         ["team"],
     )
-    assert [(row.keys[0], str(row.gpu_hours), row.cost_minor, row.gpu_hours_idle) for row in made.rows] == [
+    assert [(row.keys[0], str(row.gpu_hours), row.cost_minor, row.gpu_hours_held_idle) for row in made.rows] == [
         ("vision", "40.000000", 9960, None),
         ("speech", "10.000000", 2490, Decimal("4.000000")),
         ("(unallocated)", "2.000000", 498, None),
         ("(unobserved)", "0.500000", 124, None),
     ]
     (total,) = made.totals
-    assert (total.cost_minor, total.cost_idle_minor, str(total.gpu_hours)) == (13072, 996, "52.500000")
+    assert (total.cost_minor, total.cost_held_idle_minor, str(total.gpu_hours)) == (13072, 996, "52.500000")
     assert not made.unpriced
 
 

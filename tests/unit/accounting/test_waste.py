@@ -1,0 +1,74 @@
+"""The whole waste of a report: held idle, unallocated, stranded and unused commitments; what is unknown stays so."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuledger_collector.accounting.chargeback import report
+from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR as HOUR
+from gpuledger_collector.accounting.waste import whole_waste
+from gpuledger_collector.export.chargeback import as_csv, waste_line
+
+
+def line(name: str, state: str, hours: int, cost: int | None, **measures: int) -> ChargedLine:
+    """A line of so many GPU-hours; `cost` in units of a currency."""
+    micro = None if cost is None else cost * 1_000_000
+    currency = None if cost is None else "USD"
+    return ChargedLine((name,), state, currency, gpu_ns=hours * HOUR, cost_micro=micro, **measures)
+
+
+FLEET = (
+    line("vision", "held", 100, 200, busy_ns=75 * HOUR, idle_ns=25 * HOUR, idle_cost_micro=50_000_000),
+    line("nlp", "held", 40, 80, unknown_ns=40 * HOUR),
+    line("", "unallocated", 10, 20),
+    line("", "stranded", 2, 4),
+    line("", "commitment_unused", 3, 3),
+    line("", "unavailable", 5, 10),
+    line("", "unobserved", 6, 12),
+    line("lab", "held", 7, None, busy_ns=7 * HOUR),
+)
+
+
+def test_the_whole_is_what_its_parts_are() -> None:
+    """Idle while held, and every state that nobody used; broken and unobserved accelerators are not in it."""
+    (waste,) = whole_waste(report(FLEET, ("team",)).rows, has_inventory=True)
+    assert waste.parts == (("held idle", 5000), ("unallocated", 2000), ("stranded", 400), ("commitment unused", 300))
+    assert waste.minor == sum(minor or 0 for _, minor in waste.parts) == 7700
+    assert (waste.micro, waste.cost_minor, waste.unknown_ns) == (77_000_000, 32900, 46 * HOUR)
+    assert waste_line(waste) == (
+        "waste: 77.00 of 329.00 USD: held idle 50.00, unallocated 20.00, stranded 4.00, commitment unused 3.00; "
+        "not known of 46.0 GPU-hours"
+    )
+
+
+@pytest.mark.parametrize("by", [("team",), ("pool",), ("workload",)])
+def test_the_column_adds_up_to_the_line(by: tuple[str, ...]) -> None:
+    """Whatever the report is grouped by, `cost_waste` of its rows is the whole."""
+    bill = report(FLEET, by)
+    assert sum(row.waste_minor or 0 for row in bill.rows) == whole_waste(bill.rows, has_inventory=True)[0].minor
+    (total,) = [total for total in bill.totals if total.currency == "USD"]
+    assert total.waste_minor == 7700
+
+
+def test_without_an_inventory_unallocated_time_is_not_known() -> None:
+    """It is named as unknown, where a zero would be a lie."""
+    (waste,) = whole_waste(report(FLEET[:1], ("team",)).rows, has_inventory=False)
+    assert waste_line(waste) == "waste: 50.00 of 200.00 USD: held idle 50.00, unallocated not known"
+
+
+def test_what_is_not_known_is_an_empty_cell() -> None:
+    """Held time of which nothing is known, broken and unobserved time: no waste is claimed of them."""
+    text = as_csv(report(FLEET, ("team",)))
+    names, *rows = [one.split(",") for one in text.splitlines()]
+    waste = {row[0]: row[names.index("cost_waste")] for row in rows}
+    assert waste == {
+        "vision": "50.00",
+        "nlp": "",
+        "(unallocated)": "20.00",
+        "(stranded)": "4.00",
+        "(commitment_unused)": "3.00",
+        "(unavailable)": "",
+        "(unobserved)": "",
+        "(unpriced)": "",
+    }
