@@ -4,6 +4,9 @@ Usage is written straight into the hourly ledger by generate_series (1.7 million
 product's own commands and jobs. The floor is what any rating must do: read the month's usage once and add it up by team
 in Postgres. One more hour is real evidence: a usage interval a minute of every GPU, folded, and its day rated again.
 `--gpus=N` for another size.
+
+`--owners=10000 --rows=200000` measures usage that was imported for many owners instead (bench/_rating_owners.py);
+`--keep=DIR` keeps what its commands wrote.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 
 import psycopg
 
+from bench import _rating_owners
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, month
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
@@ -81,7 +85,11 @@ def timed(call) -> tuple[float, float]:
 
 def main(arguments: list[str]) -> int:
     """Seeds, measures, prints the table."""
-    gpus = next((int(one.partition("=")[2]) for one in arguments if one.startswith("--gpus=")), 2000)
+    options = {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
+    if "--owners" in options:
+        keep = Path(options["--keep"]) if "--keep" in options else None
+        return _rating_owners.run(int(options["--owners"]), int(options.get("--rows", 200_000)), keep)
+    gpus = int(options.get("--gpus", 2000))
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-bench-"))
     folder.chmod(0o755)
     server = EmbeddedServer(folder / "data")
