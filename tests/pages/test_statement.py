@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.pages import Page
+from gpuledger_collector.accounting.budgets import MONTH as MONTHLY
+from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.period import month as month_of
 from gpuledger_collector.accounting.statement import compared_windows, month_before, split_minor
 from gpuledger_collector.export.statement import as_html
-from gpuledger_collector.services.statement import NoStatement, read_statement
+from gpuledger_collector.services.budget_status import status_of
+from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, read_statements
+from gpuledger_collector.storage.billing import statements
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 
@@ -254,8 +258,56 @@ def test_it_is_good_to_look_at(furnished, run, pictured, width, dark):
     assert picture.stat().st_size > 20_000
 
 
+def test_statements_of_all_are_those_of_each_owner(dsn, furnished, run, ledger, monkeypatch):
+    """In an open and an ended month, with forecasts, budgets and disputes; three owners ask no more than one."""
+    run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
+    _write_big_ledger(dsn)
+    asked = []
+    execute = psycopg.Connection.execute
+    monkeypatch.setattr(
+        psycopg.Connection, "execute", lambda *given, **more: asked.append(1) or execute(*given, **more)
+    )
+    for now_ms in (OCTOBER + 20 * DAY + 7 * HOUR, NOW_MS):
+        with ledger.transaction(read_only=True) as connection:
+            bill = monthly_chargeback(connection, "team", "2025-10", now_ms)
+            owners = statements.owners(connection, "team", month_of("2025-10"))
+            assert {*TEAMS, "big", "t60"} <= set(owners)
+            asked.clear()
+            together = list(read_statements(connection, "team", owners, "2025-10", now_ms, bill))
+            count = len(asked)
+            assert [statement.owner for statement in together] == owners
+            for statement in together:
+                asked.clear()
+                alone = read_statement(connection, "team", statement.owner, "2025-10", now_ms, bill)
+                assert len(asked) == count
+                assert as_html(statement) == as_html(alone)
+                name = "" if statement.owner == "(unattributed)" else statement.owner
+                for section in statement.sections:
+                    budget = Budget(0, "", {"team": name}, MONTHLY, None, 1, section.currency)
+                    corrected = sum(line.cost_micro for line in section.corrections)
+                    ahead = status_of(connection, budget, statement.period, now_ms).ahead
+                    shown = statement.ahead.get(section.currency)
+                    assert (shown is None) == (ahead is None)
+                    if ahead is not None:
+                        assert shown.middle_micro == ahead.middle_micro + corrected
+                        assert (shown.days_of_history, shown.likely_micro) == (
+                            ahead.days_of_history,
+                            ahead.likely_micro,
+                        )
+            assert any(statement.ahead for statement in together) == (now_ms < NOW_MS)
+
+
 def test_the_page_of_a_big_team_stays_short(dsn, ledger):
     """122,000 charges of two months and 20,000 jobs are a page of under 100 kB, whose rows add up."""
+    _write_big_ledger(dsn)
+    made = made_of(ledger, "big")
+    page = as_html(made)
+    assert sum(one.cost_minor for one in made.sections[0].jobs) == made.sections[0].row.cost_minor
+    assert len(page) < 100_000
+
+
+def _write_big_ledger(dsn):
+    """Two months of 2,000 GPUs of 22 teams, charge by charge."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO owner (team, project) SELECT CASE WHEN n < 40 THEN 'big' ELSE 't' || n END, 'p' || n "
@@ -268,8 +320,9 @@ def test_the_page_of_a_big_team_stays_short(dsn, ledger):
         connection.execute(
             "INSERT INTO charge (day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, gpu_model, "
             "gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro) "
-            "SELECT day, day, day + %(day)s, gpu, (SELECT min(id) FROM workload) + (gpu * 7 + day / %(day)s * 31) %% "
-            "20000, (SELECT min(id) FROM owner) + gpu %% 60, 'held', CASE gpu %% 3 WHEN 0 THEN 'H100' ELSE 'A100' END, "
+            "SELECT day, day, day + %(day)s, gpu, (SELECT min(id) FROM workload WHERE key LIKE 'w%%') "
+            "+ (gpu * 7 + day / %(day)s * 31) %% 20000, (SELECT min(id) FROM owner WHERE project LIKE 'p%%') "
+            "+ gpu %% 60, 'held', CASE gpu %% 3 WHEN 0 THEN 'H100' ELSE 'A100' END, "
             "86400000000000, 80000000000000, 6400000000000, 0, 'USD', 12345678 + gpu, 914494 "
             "FROM generate_series(%(first)s, %(end)s - 1, %(day)s) day, generate_series(1, 2000) gpu",
             {"day": DAY, "first": OCTOBER - 30 * DAY, "end": OCTOBER + 31 * DAY},
@@ -277,16 +330,12 @@ def test_the_page_of_a_big_team_stays_short(dsn, ledger):
         connection.execute(
             "INSERT INTO ledger_day SELECT day_ms, owner_id, state, pool, gpu_model, currency, sum(gpu_ns), "
             "sum(busy_ns), sum(idle_ns), sum(unknown_ns), sum(cost_micro), sum(idle_cost_micro) FROM charge "
-            "GROUP BY 1, 2, 3, 4, 5, 6"
+            "WHERE pool = '' GROUP BY 1, 2, 3, 4, 5, 6"
         )
         connection.execute(
             "INSERT INTO conservation_check SELECT DISTINCT day_ms, 0, 0, 0, 0, 0, '{}'::jsonb, '{}'::jsonb, 0, "
             "day_ms + %s, "
-            "true, now() FROM charge",
+            "true, now() FROM charge ON CONFLICT DO NOTHING",
             (DAY,),
         )
         connection.execute("ANALYZE")
-    made = made_of(ledger, "big")
-    page = as_html(made)
-    assert sum(one.cost_minor for one in made.sections[0].jobs) == made.sections[0].row.cost_minor
-    assert len(page) < 100_000

@@ -63,7 +63,7 @@ def samples(
                 refuse(f"--gpu: no accelerator is called {gpu}" if gpu else f"--node: nothing was on {node} then")
             parts = (
                 (placement.uuid, part)
-                for placement in over("reading samples", placements)
+                for placement in over("reading samples", placements, len(placements))
                 for _, part in archive.readings(connection, [placement.accelerator_id], placement.period)
             )
             if form is SampleFormat.parquet and output is not None:

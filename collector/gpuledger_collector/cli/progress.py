@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -32,10 +32,10 @@ def busy(title: str) -> Iterator[None]:
         yield
 
 
-def over(title: str, items: Sequence[Item]) -> Iterator[Item]:
+def over(title: str, items: Iterable[Item], total: int) -> Iterator[Item]:
     """The items one after the other, with a bar that shows how many of them are done."""
     with bar(title) as advance:
         for done, item in enumerate(items):
-            advance(done, len(items))
+            advance(done, total)
             yield item
-        advance(len(items), len(items))
+        advance(total, total)

@@ -18,7 +18,13 @@ from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.progress import over
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.statement import as_html, index
-from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
+from gpuledger_collector.services.statement import (
+    NoStatement,
+    monthly_chargeback,
+    read_statement,
+    read_statements,
+    require_level,
+)
 from gpuledger_collector.storage.billing import statements
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
@@ -88,11 +94,12 @@ def _write_all(connection: Connection, level: str, name: str, period: Period, fo
     rows: list[tuple[str, str]] = []
     taken = {"index.html"}
     month_bill = monthly_chargeback(connection, level, name, now_ms)
-    for owner in over("writing statements", list(statements.owners(connection, level, period))):
-        file = _free_name(owner, taken)
-        page = as_html(read_statement(connection, level, owner, name, now_ms, month_bill))
-        (folder / file).write_text(page, encoding="utf-8")
-        rows.append((owner, quote(file)))
+    owners = statements.owners(connection, level, period)
+    pages = read_statements(connection, level, owners, name, now_ms, month_bill)
+    for statement in over("writing statements", pages, len(owners)):
+        file = _free_name(statement.owner, taken)
+        (folder / file).write_text(as_html(statement), encoding="utf-8")
+        rows.append((statement.owner, quote(file)))
     (folder / "index.html").write_text(index(level, name, rows, month_bill.report), encoding="utf-8")
     print(f"{plural(len(rows), 'statement')} of {name} and index.html in {folder}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,10 +87,10 @@ def as_html(statement: Statement) -> str:
 
 def index(level: str, month: str, rows: Sequence[tuple[str, str]], report: Report) -> str:
     """A page that leads to the statements of a month. `rows`: owner and path."""
-    shown = [
-        {"owner": owner, "path": path, **_billed([row for row in report.rows if row.keys == (owner,)])}
-        for owner, path in rows
-    ]
+    billed: dict[tuple[str, ...], list[ReportRow]] = defaultdict(list)
+    for row in report.rows:
+        billed[row.keys].append(row)
+    shown = [{"owner": owner, "path": path, **_billed(billed[owner,])} for owner, path in rows]
     return html.render("statements.html", level=level, month=month, rows=shown, policy=html.policy())
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from gpuledger_collector.accounting.budgets import (
-    Budget,
-)
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.budgets import MONTH, Budget
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.budget_status import Ahead, News, Status
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications.messages import Content
 
@@ -54,22 +54,55 @@ def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int
     )
 
 
+def forecast_owners(
+    connection: Connection, level: str, names: Sequence[str], period: Period, at_ms: int
+) -> dict[str, dict[str, Ahead]]:
+    """Where the spending of each owner of a level goes by the end of a month, by currency, as its budget would say."""
+    calendar = zones.calendar(connection)
+    known_ms = max(budgets.rated_until(connection, min(at_ms, period.end_ms)) or period.start_ms, period.start_ms)
+    since_ms = _history_since(connection, calendar, known_ms)
+    read = Period(min(since_ms, period.start_ms), known_ms)
+    costs = budgets.costs_by_owner(connection, level, names, read) if read.ms else {}
+    forecasts: dict[str, dict[str, Ahead]] = defaultdict(dict)
+    for (name, currency), by_day in costs.items():
+        spent_micro = sum(cost for day_ms, cost in by_day.items() if day_ms >= period.start_ms)
+        # A budget of any amount has the owner's forecast.
+        budget = Budget(0, "", {level: name}, MONTH, None, 1, currency, calendar=calendar)
+        ahead = _forecast(budget, period, known_ms, spent_micro, since_ms, by_day)
+        if ahead is not None:
+            forecasts[name][currency] = ahead
+    return forecasts
+
+
 def _ahead(connection: Connection, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
-    from gpuledger_collector.insight.spend import (  # numpy: a closed month asks for none
-        MAX_HISTORY_DAYS,
-        budget_exhaustion,
-        forecast_spend,
-    )
+    today_ms = budget.calendar.day_of(known_ms).start_ms
+    if today_ms >= period.end_ms:
+        return None
+    since_ms = _history_since(connection, budget.calendar, known_ms)
+    by_day = budgets.daily_costs(connection, budget, Period(since_ms, today_ms))
+    return _forecast(budget, period, known_ms, spent_micro, since_ms, by_day)
+
+
+def _history_since(connection: Connection, days: Calendar, known_ms: int) -> int:
+    """The first day that a forecast goes by."""
+    from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS
+
+    today_ms = days.day_of(known_ms).start_ms
+    return max(budgets.rated_since(connection, known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms)
+
+
+def _forecast(
+    budget: Budget, period: Period, known_ms: int, spent_micro: int, since_ms: int, by_day: Mapping[int, int]
+) -> Ahead | None:
+    """The end of a period from the cost of each day since `since_ms`; None where the history is too short."""
+    from gpuledger_collector.insight.spend import budget_exhaustion, forecast_spend  # numpy: a closed month asks none
 
     days = budget.calendar
     today = days.day_of(known_ms)
     today_ms = today.start_ms
     if today_ms >= period.end_ms:
         return None
-    since_ms = max(
-        budgets.rated_since(connection, known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms
-    )
-    history = budgets.daily_costs(connection, budget, Period(since_ms, today_ms))
+    history = [by_day.get(day.start_ms, 0) for day in days.days(Period(since_ms, today_ms))]
     # Days before the owner's first cost are no history: zeros from before a project began would pull the forecast down.
     first = next((at for at, cost in enumerate(history) if cost), len(history))
     left = (today.end_ms - known_ms) / today.ms

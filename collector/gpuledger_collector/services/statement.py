@@ -1,13 +1,16 @@
-"""Read a statement: what one owner was billed in a month and why, in one snapshot."""
+"""Read statements: what an owner was billed in a month and why, in one snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from gpuledger_collector.accounting.budgets import MONTH, Budget
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.budgets import Budget
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, SharedPart
+from gpuledger_collector.accounting.closing import ClosedPeriod
+from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.statement import (
@@ -21,13 +24,17 @@ from gpuledger_collector.accounting.statement import (
     unpriced_ns,
 )
 from gpuledger_collector.export.statement import Statement
-from gpuledger_collector.services.budget_status import status_of
+from gpuledger_collector.services.budget_status import forecast_owners, status_of
 from gpuledger_collector.services.chargeback import Chargeback, read_chargeback
 from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
+
+_Item = TypeVar("_Item")
+OWNERS_AT_ONCE = 500
+"""Each reading goes over the whole month; more owners at once take more memory."""
 
 
 class NoStatement(ValueError):
@@ -48,71 +55,169 @@ def monthly_chargeback(connection: Connection, level: str, month: str, now_ms: i
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """What a statement reads of one owner and month."""
+class _Month:
+    """What the statements of a month have in common, read once for all of them."""
 
     connection: Connection
     level: str
-    owner: str
+    name: str
     period: Period
     calendar: Calendar
     now_ms: int
+    rows: Mapping[str, Sequence[ReportRow]]
+    shares: Mapping[str, Sequence[SharedPart]]
+    checks: tuple[ConservationCheck, ...]
+    closed: ClosedPeriod | None
+    budgets: Mapping[str, Sequence[Budget]]
+    findings: Mapping[str, Sequence[Mapping[str, Any]]]
+    windows: tuple[Period, Period] | None
 
-    def changes(
-        self, known_ms: int | None, jobs: Sequence[OwnerJob], sections: Sequence[StatementSection]
+    @property
+    def known_ms(self) -> int | None:
+        """Up to when the ledger is rated."""
+        return max((check.until_ms for check in self.checks), default=None)
+
+    @property
+    def below(self) -> str | None:
+        """The next level below."""
+        return next(iter(LEVELS[LEVELS.index(self.level) + 1 :]), None)
+
+    def statements(self, owners: Sequence[str]) -> Iterator[Statement]:
+        """The statements of those owners that were billed something."""
+        where = (self.connection, self.level, owners)
+        days = statements.parts(*where, self.below, self.period)
+        jobs = {self.period: statements.workloads(*where, self.period)}
+        for window in self.windows or ():
+            if window not in jobs:
+                jobs[window] = statements.workloads(*where, window)
+        amended = statements.amended_later(*where, self.period)
+        contested = statements.contested(*where, self.period)
+        ahead = self._forecasts([owner for owner in owners if owner in days])
+        rated = frozenset(check.day_ms for check in self.checks)
+        for owner in owners:
+            if owner not in days:
+                continue
+            sections = tuple(
+                make_section(
+                    row,
+                    days[owner],
+                    jobs[self.period].get(owner, ()),
+                    self.period,
+                    rated,
+                    self.calendar,
+                    self.shares.get(owner, ()),
+                )
+                for row in self.rows.get(owner, ())
+            )
+            yield Statement(
+                level=self.level,
+                owner=owner,
+                month=self.name,
+                period=self.period,
+                made_ms=self.now_ms,
+                known_ms=self.known_ms,
+                closed=self.closed,
+                sections=sections,
+                changes=self._changes(owner, jobs, sections),
+                unpriced_ns=unpriced_ns(days[owner]),
+                ahead=_with_corrections(ahead.get(owner, {}), sections),
+                amended=amended.get(owner, {}),
+                budgets=self._budget_statuses(owner),
+                findings=self.findings.get(owner, ()),
+                checks=self.checks,
+                below=self.below,
+                calendar=self.calendar,
+                contested=tuple(contested.get(owner, ())),
+            )
+
+    def _changes(
+        self,
+        owner: str,
+        jobs: Mapping[Period, Mapping[str, Sequence[OwnerJob]]],
+        sections: Sequence[StatementSection],
     ) -> Mapping[str, SpendChange]:
         """Why the bill differs from the one before, by currency."""
-        past = reports.conservation_checks(self.connection, month_before(self.period, self.calendar))
-        rated_before = frozenset(check.day_ms for check in past)
-        windows = compared_windows(self.period, known_ms or 0, rated_before, self.calendar)
-        if windows is None:
+        if self.windows is None:
             return {}
-        before, after = (
-            jobs if window == self.period else statements.workloads(self.connection, self.level, self.owner, window)
-            for window in windows
-        )
-        return {section.currency: explain_change(section.currency, before, after, windows) for section in sections}
+        before, after = (jobs[window].get(owner, ()) for window in self.windows)
+        return {section.currency: explain_change(section.currency, before, after, self.windows) for section in sections}
 
-    def forecasts(self, sections: Sequence[StatementSection]) -> Mapping[str, Ahead]:
-        """The end of an open month by currency, as a budget's forecast is made; corrections that it bills are added."""
+    def _forecasts(self, owners: Sequence[str]) -> Mapping[str, Mapping[str, Ahead]]:
+        """The end of an open month by owner and currency, as a budget's forecast is made."""
         if self.now_ms >= self.period.end_ms:
             return {}
-        path = {self.level: "" if self.owner == UNATTRIBUTED else self.owner}
-        forecasts = {}
-        for section in sections:
-            # A budget of any amount has the owner's forecast.
-            budget = Budget(id=0, name="", owner=path, kind=MONTH, span=None, amount_micro=1, currency=section.currency)
-            ahead = status_of(self.connection, budget, self.period, self.now_ms).ahead
-            if ahead is not None:
-                corrected = sum(line.cost_micro or 0 for line in section.corrections)
-                forecasts[section.currency] = replace(
-                    ahead,
-                    low_micro=ahead.low_micro + corrected,
-                    middle_micro=ahead.middle_micro + corrected,
-                    high_micro=ahead.high_micro + corrected,
-                )
-        return forecasts
+        names = {"" if owner == UNATTRIBUTED else owner: owner for owner in owners}
+        forecasts = forecast_owners(self.connection, self.level, list(names), self.period, self.now_ms)
+        return {names[name]: ahead for name, ahead in forecasts.items()}
 
-    def budget_statuses(self) -> tuple[Status, ...]:
+    def _budget_statuses(self, owner: str) -> tuple[Status, ...]:
         """The owner's own budgets and those of its branches, in their period at the end of the month (or now)."""
         at_ms = min(self.now_ms, self.period.end_ms)
         statuses = []
-        for budget in budgets.current(self.connection):
+        for budget in self.budgets.get(owner, ()):
             period = budget.period_at(min(at_ms, self.period.end_ms - 1))
-            overlaps = period.clip(Period(self.period.start_ms, at_ms)) is not None
-            if budget.owner.get(self.level) == self.owner and overlaps:
+            if period.clip(Period(self.period.start_ms, at_ms)) is not None:
                 statuses.append(status_of(self.connection, budget, period, at_ms))
         return tuple(statuses)
 
-    def findings(self) -> list[dict[str, Any]]:
-        """Idle GPUs and anomalies of this owner in the month, ongoing ones first."""
-        rows = [
-            row
-            for kind in ("idle", "anomaly")
-            for row in findings.named(self.connection, kind, self.period.start_ms, self.period.end_ms)
-            if belongs_to(row, self.level, self.owner)
-        ]
-        return sorted(rows, key=lambda row: (row["resolved_ms"] is not None, -(row["cost_micro"] or 0), row["key"]))
+
+def _with_corrections(ahead: Mapping[str, Ahead], sections: Sequence[StatementSection]) -> Mapping[str, Ahead]:
+    """Forecasts of the sections' currencies, with the corrections that the month bills."""
+    corrected = {}
+    for section in sections:
+        if section.currency in ahead:
+            forecast, micro = ahead[section.currency], sum(line.cost_micro or 0 for line in section.corrections)
+            corrected[section.currency] = replace(
+                forecast,
+                low_micro=forecast.low_micro + micro,
+                middle_micro=forecast.middle_micro + micro,
+                high_micro=forecast.high_micro + micro,
+            )
+    return corrected
+
+
+def _month_of(connection: Connection, level: str, name: str, now_ms: int, chargeback: Chargeback | None) -> _Month:
+    require_level(level)
+    calendar = zones.calendar(connection)
+    period = calendar.month(name)
+    chargeback = chargeback or monthly_chargeback(connection, level, name, now_ms)
+    checks = tuple(reports.conservation_checks(connection, period))
+    past = reports.conservation_checks(connection, month_before(period, calendar))
+    known_ms = max((check.until_ms for check in checks), default=0)
+    # The rows of the full chargeback: a statement shows the cents of the invoice.
+    priced = [row for row in chargeback.report.rows if row.currency is not None]
+    return _Month(
+        connection=connection,
+        level=level,
+        name=name,
+        period=period,
+        calendar=calendar,
+        now_ms=now_ms,
+        rows=_grouped(priced, lambda row: row.keys[0]),
+        shares=_grouped(chargeback.shares, lambda part: part.keys[0]),
+        checks=checks,
+        closed=statements.closed(connection, period),
+        budgets=_grouped(budgets.current(connection), lambda budget: budget.owner.get(level)),
+        findings=_grouped(_findings(connection, period), lambda row: owner_of_finding(row, level)),
+        windows=compared_windows(period, known_ms, frozenset(check.day_ms for check in past), calendar),
+    )
+
+
+def _grouped(items: Iterable[_Item], key: Callable[[_Item], str | None]) -> dict[str, list[_Item]]:
+    groups: dict[str, list[_Item]] = defaultdict(list)
+    for item in items:
+        name = key(item)
+        if name is not None:
+            groups[name].append(item)
+    return groups
+
+
+def _findings(connection: Connection, period: Period) -> list[dict[str, Any]]:
+    """Idle GPUs and anomalies in the month, ongoing ones first."""
+    rows = [
+        row for kind in ("idle", "anomaly") for row in findings.named(connection, kind, period.start_ms, period.end_ms)
+    ]
+    return sorted(rows, key=lambda row: (row["resolved_ms"] is not None, -(row["cost_micro"] or 0), row["key"]))
 
 
 def read_statement(
@@ -122,48 +227,25 @@ def read_statement(
 
     `chargeback` is that of `monthly_chargeback`, where it is known already, or the connection sees one owner only.
     """
-    require_level(level)
-    calendar = zones.calendar(connection)
-    period = calendar.month(month)
     if "\0" in owner:
         raise ValueError("an owner's name holds no NUL")
-    chargeback = chargeback or monthly_chargeback(connection, level, month, now_ms)
-    # The rows of the full chargeback: the statement shows the cents of the invoice.
-    rows = [row for row in chargeback.report.rows if row.keys == (owner,) and row.currency is not None]
-    below = next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)
-    owner_days = statements.parts(connection, level, owner, below, period)
-    if not owner_days:
-        billed = ", ".join(statements.owners(connection, level, period)[:20]) or "nobody"
+    of_month = _month_of(connection, level, month, now_ms, chargeback)
+    statement = next(of_month.statements([owner]), None)
+    if statement is None:
+        billed = ", ".join(statements.owners(connection, level, of_month.period)[:20]) or "nobody"
         raise NoStatement(f"{level} {owner!r} was billed nothing in {month}; billed were: {billed}")
-    checks = tuple(reports.conservation_checks(connection, period))
-    known_ms = max((check.until_ms for check in checks), default=None)
-    jobs = statements.workloads(connection, level, owner, period)
-    rated = frozenset(check.day_ms for check in checks)
-    sections = tuple(make_section(row, owner_days, jobs, period, rated, calendar, chargeback.shares) for row in rows)
-    reader = _Reader(connection=connection, level=level, owner=owner, period=period, calendar=calendar, now_ms=now_ms)
-    return Statement(
-        level=level,
-        owner=owner,
-        month=month,
-        period=period,
-        made_ms=now_ms,
-        known_ms=known_ms,
-        closed=statements.closed(connection, period),
-        sections=sections,
-        changes=reader.changes(known_ms, jobs, sections),
-        unpriced_ns=unpriced_ns(owner_days),
-        ahead=reader.forecasts(sections),
-        amended=statements.amended_later(connection, level, owner, period),
-        budgets=reader.budget_statuses(),
-        findings=reader.findings(),
-        checks=checks,
-        below=below,
-        calendar=calendar,
-        contested=tuple(statements.contested(connection, level, owner, period)),
-    )
+    return statement
 
 
-def belongs_to(row: Mapping[str, Any], level: str, owner: str) -> bool:
-    """Whether a finding is this owner's."""
-    named = (row["owner"] or {}).get(level) or (row["team"] if level == "team" else "")
-    return (named or UNATTRIBUTED) == owner
+def read_statements(
+    connection: Connection, level: str, owners: Sequence[str], month: str, now_ms: int, chargeback: Chargeback
+) -> Iterator[Statement]:
+    """Read the statements of many owners, in their order; those that were billed nothing are left out."""
+    of_month = _month_of(connection, level, month, now_ms, chargeback)
+    for first in range(0, len(owners), OWNERS_AT_ONCE):
+        yield from of_month.statements(owners[first : first + OWNERS_AT_ONCE])
+
+
+def owner_of_finding(row: Mapping[str, Any], level: str) -> str:
+    """Whose a finding is at a level of the owner tree."""
+    return (row["owner"] or {}).get(level) or (row["team"] if level == "team" else "") or UNATTRIBUTED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -206,16 +207,31 @@ def spend(connection: Connection, budget: Budget, period: Period) -> Spend:
     return Spend(int(row[0]), None if row[1] is None else int(row[1]), int(row[2]), int(row[3]), int(row[4]))
 
 
-def daily_costs(connection: Connection, budget: Budget, period: Period) -> Sequence[int]:
-    """Return the cost of each day of the period in order, in micro-units."""
+def daily_costs(connection: Connection, budget: Budget, period: Period) -> dict[int, int]:
+    """Return the cost of each day of the period that has one, in micro-units."""
     where, values = _of(budget)
     rows = connection.execute(
         f"SELECT l.day_ms, sum(l.cost_micro) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id "
         f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where} GROUP BY 1",
         {**values, **_range(budget, period)},
     )
-    costs = {day: int(cost or 0) for day, cost in rows}
-    return [costs.get(day.start_ms, 0) for day in budget.calendar.days(period)]
+    return {day_ms: int(cost or 0) for day_ms, cost in rows}
+
+
+def costs_by_owner(
+    connection: Connection, level: str, names: Sequence[str], period: Period
+) -> dict[tuple[str, str], dict[int, int]]:
+    """Return the daily costs of owners of a level (empty: none is known) by owner and currency, in one reading."""
+    column = _OWNER_COLUMNS[level]
+    rows = connection.execute(
+        f"SELECT {column}, l.currency, l.day_ms, sum(l.cost_micro) FROM ledger_day l JOIN owner o ON o.id = l.owner_id "
+        f"WHERE l.day_ms >= %s AND l.day_ms < %s AND l.currency IS NOT NULL AND {column} = ANY(%s) GROUP BY 1, 2, 3",
+        (period.start_ms, period.end_ms, list(names)),
+    )
+    costs: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    for name, currency, day_ms, cost in rows:
+        costs[name, currency][day_ms] = int(cost or 0)
+    return costs
 
 
 def cost_of_range(connection: Connection, budget: Budget, period: Period) -> int:

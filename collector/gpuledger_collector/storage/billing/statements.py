@@ -1,11 +1,13 @@
-"""What the statement of one owner reads: the parts of what it was billed, and what was corrected.
+"""What statements read: the parts of what owners were billed, and what was corrected.
 
 A part belongs to the period that bills it, as in the chargeback: days of the period, and corrections booked in it.
+Several owners are read at once: each of these queries goes over the whole period, whoever it asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Sequence
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.closing import ClosedPeriod
@@ -20,7 +22,6 @@ from gpuledger_collector.storage.locks import Connection
 
 UNKNOWN = "(unknown)"
 _SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in SUMMED)
-_NAMED = f"coalesce(nullif({{column}}, ''), '{UNATTRIBUTED}') = %(owner)s"
 _DAILY = ", ".join(("owner_id", "state", "gpu_model", "currency", *SUMMED))
 _BILLED = """
     SELECT day_ms AS at_ms, NULL::bigint AS amended_ms, {columns} FROM {table}
@@ -30,16 +31,16 @@ _BILLED = """
 """
 
 
-def _of(level: str) -> str:
-    """The condition that a line is held by the owner `%(owner)s` of a level, as the chargeback names it."""
-    return f"l.state = 'held' AND {_NAMED.format(column=LEVEL_COLUMNS[level])}"
+def _owner(level: str) -> str:
+    """The owner of a line at a level, as the chargeback names it."""
+    return f"coalesce(nullif({LEVEL_COLUMNS[level]}, ''), '{UNATTRIBUTED}')"
 
 
 def owners(connection: Connection, level: str, period: Period) -> list[str]:
     """Who is billed for something held in the period, at a level, by name; `(unattributed)` where nobody is known."""
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
     rows = connection.execute(
-        f"SELECT DISTINCT coalesce(nullif({LEVEL_COLUMNS[level]}, ''), '{UNATTRIBUTED}') FROM ({lines}) l "
+        f"SELECT DISTINCT {_owner(level)} FROM ({lines}) l "
         "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state = 'held' ORDER BY 1",
         {"start": period.start_ms, "end": period.end_ms},
     )
@@ -54,46 +55,55 @@ def months(connection: Connection) -> list[str]:
     ]
 
 
-def parts(connection: Connection, level: str, owner: str, below: str | None, period: Period) -> list[OwnerDay]:
-    """What the owner was billed, by day, next level below (None: there is none), model and currency."""
+def parts(
+    connection: Connection, level: str, owners: Sequence[str], below: str | None, period: Period
+) -> dict[str, list[OwnerDay]]:
+    """What each owner was billed, by day, next level below (None: there is none), model and currency."""
     inner = "''" if below is None else f"coalesce({LEVEL_COLUMNS[below]}, '')"
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
     rows = connection.execute(
-        f"SELECT l.at_ms, l.amended_ms, {inner}, l.gpu_model, l.currency, {_SUMS} FROM ({lines}) l "
-        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE {_of(level)} "
-        "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2 NULLS FIRST, 3, 4, 5",
-        {"start": period.start_ms, "end": period.end_ms, "owner": owner},
+        f"SELECT {_owner(level)}, l.at_ms, l.amended_ms, {inner}, l.gpu_model, l.currency, {_SUMS} FROM ({lines}) l "
+        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state = 'held' AND {_owner(level)} = ANY(%(owners)s) "
+        "GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 2, 3 NULLS FIRST, 4, 5, 6",
+        {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
-    return [OwnerDay(*row[:5], **measures_of(row[5:])) for row in rows]
+    days: dict[str, list[OwnerDay]] = defaultdict(list)
+    for row in rows:
+        days[row[0]].append(OwnerDay(*row[1:6], **measures_of(row[6:])))
+    return days
 
 
-def workloads(connection: Connection, level: str, owner: str, period: Period) -> list[OwnerJob]:
-    """What each job of the owner was billed, by name, user, project and model, in a part of one month.
+def workloads(connection: Connection, level: str, owners: Sequence[str], period: Period) -> dict[str, list[OwnerJob]]:
+    """What each job of each owner was billed, by name, user, project and model, in a part of one month.
 
     Lines are added up by workload before names are looked up; names are as sealed where the month is closed.
     """
-    ids = f"SELECT o.id FROM owner o WHERE {_NAMED.format(column=LEVEL_COLUMNS[level])}"
+    # Held lines without any owner are those of nobody in particular.
+    nobody = " OR l.owner_id IS NULL" if UNATTRIBUTED in owners else ""
+    belongs = f"(l.owner_id IN (SELECT o.id FROM owner o WHERE {_owner(level)} = ANY(%(owners)s)){nobody})"
     lines = _BILLED.format(columns=f"{_DAILY}, workload_id", table="charge")
     rows = connection.execute(
         f"""
-        WITH mine AS MATERIALIZED (
+        WITH held AS MATERIALIZED (
             SELECT l.workload_id, l.owner_id, l.gpu_model, l.currency, coalesce((SELECT p.name FROM billing_period p
                 WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of, {_SUMS}
-            FROM ({lines}) l WHERE l.state = 'held' AND {{belongs}} GROUP BY 1, 2, 3, 4, 5
+            FROM ({lines}) l WHERE l.state = 'held' AND {belongs} GROUP BY 1, 2, 3, 4, 5
         )
-        SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id),
+        SELECT {_owner(level)},
+            coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id),
             coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, ''),
             coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, l.correction_of, {_SUMS}
-        FROM mine l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
+        FROM held l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
         LEFT JOIN closed_workload k ON k.workload_id = l.workload_id AND k.period_start_ms = (
             SELECT start_ms FROM billing_period WHERE start_ms <= %(start)s AND end_ms > %(start)s)
-        GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
-        """.format(belongs=f"(l.owner_id IN ({ids}){_nobody(owner)})"),
-        {"start": period.start_ms, "end": period.end_ms, "owner": owner},
+        GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 2, 3, 4, 5, 6, 7
+        """,
+        {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
-    return [
-        OwnerJob(_called(name), *key, **measures_of(sums)) for name, *key, sums in ((*row[:6], row[6:]) for row in rows)
-    ]
+    jobs: dict[str, list[OwnerJob]] = defaultdict(list)
+    for owner, name, *key in rows:
+        jobs[owner].append(OwnerJob(_called(name), *key[:5], **measures_of(key[5:])))
+    return jobs
 
 
 def _called(name: str | None) -> str:
@@ -101,35 +111,38 @@ def _called(name: str | None) -> str:
     return UNKNOWN if name is None else escaped(name)
 
 
-def _nobody(owner: str) -> str:
-    """Held lines without any owner are those of nobody in particular."""
-    return " OR l.owner_id IS NULL" if owner == UNATTRIBUTED else ""
-
-
-def amended_later(connection: Connection, level: str, owner: str, period: Period) -> Mapping[str, int]:
-    """Micro-units by currency of corrections of the period's days that are booked after it."""
+def amended_later(
+    connection: Connection, level: str, owners: Sequence[str], period: Period
+) -> dict[str, dict[str, int]]:
+    """Micro-units by owner and currency of corrections of the period's days that are booked after it."""
     rows = connection.execute(
-        "SELECT l.currency, sum(l.cost_micro) FROM correction l LEFT JOIN owner o ON o.id = l.owner_id "
-        f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.booked_day_ms >= %(end)s AND {_of(level)} "
-        "AND l.currency IS NOT NULL GROUP BY 1 ORDER BY 1",
-        {"start": period.start_ms, "end": period.end_ms, "owner": owner},
+        f"SELECT {_owner(level)}, l.currency, sum(l.cost_micro) FROM correction l "
+        "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s "
+        f"AND l.booked_day_ms >= %(end)s AND l.state = 'held' AND {_owner(level)} = ANY(%(owners)s) "
+        "AND l.currency IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2",
+        {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
-    return {str(currency): int(cost) for currency, cost in rows}
+    amended: dict[str, dict[str, int]] = defaultdict(dict)
+    for owner, currency, cost in rows:
+        amended[owner][str(currency)] = int(cost)
+    return amended
 
 
-def contested(connection: Connection, level: str, owner: str, period: Period) -> list[Contested]:
-    """The disputes about the owner's time in the period that wait for a decision, by number."""
-    name = "" if owner == UNATTRIBUTED else owner
-    contested = []
+def contested(connection: Connection, level: str, owners: Sequence[str], period: Period) -> dict[str, list[Contested]]:
+    """The disputes about each owner's time in the period that wait for a decision, by number."""
+    names = ["" if owner == UNATTRIBUTED else owner for owner in owners]
+    found: dict[str, list[Contested]] = defaultdict(list)
     for dispute in disputes.waiting(connection, period):
-        levels = {**dispute.owner, level: name}
-        if dispute.owner.get(level, name) != name:
-            continue
-        where = " AND ".join(f"{LEVEL_COLUMNS[at]} = %s" for at in levels)
-        known = connection.execute(f"SELECT 1 FROM owner o WHERE {where} LIMIT 1", list(levels.values())).fetchone()
-        if known is not None:
-            contested.append(Contested(dispute, _job_of(connection, dispute.workload, period)))
-    return contested
+        # Of owners that lie in the part of the tree that contests.
+        where = "".join(f" AND {LEVEL_COLUMNS[at]} = %s" for at in dispute.owner)
+        rows = connection.execute(
+            f"SELECT DISTINCT {_owner(level)} FROM owner o WHERE {LEVEL_COLUMNS[level]} = ANY(%s){where}",
+            [names, *dispute.owner.values()],
+        ).fetchall()
+        job = _job_of(connection, dispute.workload, period) if rows else None
+        for (owner,) in rows:
+            found[owner].append(Contested(dispute, job))
+    return found
 
 
 def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[str, str] | None:
