@@ -1,4 +1,4 @@
-"""Makes the pages of docs/reference and the chart's page from the code, so that they cannot say something else.
+"""Makes the pages of docs/reference, the manual pages and the chart's page from the code, so that they cannot differ.
 
 `python -m docs.generate` writes them; `--check` writes nothing and ends with 1 when a page is out of date.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docs import seen_on
+from docs import manual, seen_on
 
 from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Metric
@@ -221,6 +221,8 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "tables.md": schema_page,
     CHART / "README.md": chart_page,
+    manual.MAN / "gpuledger.1": manual.collector_page,
+    manual.MAN / "gpuledger-agent.1": manual.agent_page,
 }
 
 

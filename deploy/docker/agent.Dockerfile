@@ -18,6 +18,10 @@ COPY common common
 COPY agent agent
 COPY collector collector
 COPY alembic alembic
+COPY dashboards dashboards
+COPY examples examples
+COPY docs/man docs/man
+COPY deploy/completions deploy/completions
 RUN python -m pip --python /opt/gpuledger install --no-compile --no-deps .
 RUN rm -r /opt/gpuledger/lib/python3*/site-packages/gpuledger_collector /opt/gpuledger/bin/gpuledger
 COPY deploy/docker/slim.py slim.py

@@ -19,6 +19,10 @@ COPY common common
 COPY agent agent
 COPY collector collector
 COPY alembic alembic
+COPY dashboards dashboards
+COPY examples examples
+COPY docs/man docs/man
+COPY deploy/completions deploy/completions
 RUN python -m pip --python /opt/gpuledger install --no-compile --no-deps .
 COPY deploy/docker/slim.py slim.py
 RUN /opt/gpuledger/bin/python slim.py gpuledger_common gpuledger_agent gpuledger_collector

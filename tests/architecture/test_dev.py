@@ -1,8 +1,11 @@
 """`./dev`: what it installs for a task, and how it ends."""
 
+import importlib.machinery
+import importlib.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,7 +31,7 @@ def dev(folder, *arguments, **options):
     )
 
 
-@pytest.mark.parametrize("task", ["demo", "test", "lint", "bench", "docs", "lock"])
+@pytest.mark.parametrize("task", ["demo", "test", "lint", "bench", "docs", "site", "wheel", "lock"])
 def test_help_needs_no_environment(checkout, task):
     """Every task explains itself before anything is installed."""
     answer = dev(checkout, task, "--help")
@@ -44,21 +47,99 @@ def test_an_unknown_task_is_a_usage_error(checkout):
     assert "the tasks are demo, test" in answer.stderr
 
 
+def load(folder):
+    """`./dev` of a checkout as a module."""
+    loader = importlib.machinery.SourceFileLoader("dev", str(folder / "dev"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("dev", loader))
+    sys.dont_write_bytecode, kept = True, sys.dont_write_bytecode
+    loader.exec_module(module)
+    sys.dont_write_bytecode = kept
+    return module
+
+
+@pytest.mark.parametrize(
+    ("task", "free_megabytes", "needed"),
+    [("demo", 400, "the demo needs 1050 MB"), ("docs", 1500, "installing the requirements needs 2000 MB")],
+)
+def test_a_disk_that_is_too_small_is_said_before_anything_is_installed(
+    checkout, monkeypatch, capsys, task, free_megabytes, needed
+):
+    """What is needed and what is there, exit code 3, and nothing is left behind."""
+    dev_module = load(checkout)
+    monkeypatch.setattr(
+        dev_module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 0, free_megabytes * 10**6)
+    )
+    assert dev_module.main([task]) == 3
+    sentence = capsys.readouterr().err
+    assert f"{needed} of disk" in sentence
+    assert f"{free_megabytes} MB free" in sentence
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_disk_that_becomes_full_is_named(checkout):
+    """pip's own last line of it becomes one sentence."""
+    line = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
+    assert load(checkout).cause_of(f"Collecting numpy==2.5.5\n{line}").startswith("the disk became full")
+
+
+def without_index(**given):
+    """The environment of a machine whose pip knows no other index than the one given."""
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith("PIP_") and "proxy" not in name.lower()
+    }
+    return {**clean, "PIP_CONFIG_FILE": os.devnull, **given}
+
+
+@pytest.mark.slow
+def test_without_a_package_index_one_sentence_says_why(checkout):
+    """A port where nobody listens: no wall of pip's own output, exit code 3, and the task does not run."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    answer = subprocess.run(
+        [sys.executable, checkout / "dev", "demo"],
+        env=without_index(PIP_INDEX_URL=f"http://127.0.0.1:{port}/simple"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert answer.returncode == 3
+    assert "the package index does not answer: check the network" in answer.stderr.splitlines()[-1]
+    assert "Traceback" not in answer.stderr
+    assert len(answer.stderr.splitlines()) < 6
+
+
+@pytest.mark.slow
+def test_an_interrupted_installation_ends_cleanly(checkout):
+    """The index hangs; SIGINT ends pip and `./dev` with 130, and the environment does not count as installed."""
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        hanging.settimeout(120)
+        process = subprocess.Popen(
+            [sys.executable, checkout / "dev", "demo"],
+            env=without_index(PIP_INDEX_URL=f"http://127.0.0.1:{hanging.getsockname()[1]}/simple"),
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        connection, _ = hanging.accept()
+        with connection:
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == "./dev: stopped; the next run installs the rest"
+    assert not list((checkout / ".venv").glob("made-from-*"))
+    assert not (checkout / ".venv/tmp").exists()
+
+
 def fake_environment(folder, script):
     """An environment that counts as installed, whose python is a shell script."""
     program = folder / ".venv/bin/python"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    code = (
-        "import importlib.machinery as m, importlib.util as u, sys\n"
-        "sys.dont_write_bytecode = True\n"
-        f"loader = m.SourceFileLoader('dev', {str(folder / 'dev')!r})\n"
-        "module = u.module_from_spec(u.spec_from_loader('dev', loader))\n"
-        "loader.exec_module(module)\n"
-        "(module.VENV / 'made-from-dev').write_text(module.fingerprint(module.DEVELOPMENT))\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    module = load(folder)
+    (module.VENV / "made-from-dev").write_text(module.fingerprint(module.DEVELOPMENT))
 
 
 def test_options_of_a_benchmark_may_stand_apart_from_their_values(checkout):

@@ -47,6 +47,9 @@ function=$(complete -p gpuledger | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
 def test_other_shells_are_asked_in_their_way(shell, tmp_path):
     """The script names the program and how it is asked; asked so, the program answers with a command."""
     text = script(shell)
+    committed = COMPLETIONS / {"zsh": "_gpuledger", "fish": "gpuledger.fish"}[shell]
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", committed], check=True, timeout=60)
     assert f"complete_{shell}" in text
     assert "gpuledger" in text
     given = {"_GPULEDGER_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "gpuledger charg"}
@@ -70,12 +73,12 @@ def test_help_stays_as_it_is():
     assert "Traceback" not in refused.stderr
 
 
-def test_the_agents_scripts_are_what_its_command_line_is(tmp_path):
-    """Made anew, the three files are those that are committed; else run deploy/completions/generate."""
+def test_the_committed_scripts_are_what_the_command_lines_are(tmp_path):
+    """Made anew, the files are those that are committed; else run deploy/completions/generate."""
     subprocess.run([sys.executable, COMPLETIONS / "generate", tmp_path], check=True, timeout=60)
     for made in sorted(tmp_path.iterdir()):
         assert made.read_text() == (COMPLETIONS / made.name).read_text(), made.name
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ PANELS = {
     ),
     "Set up": (
         Entry("demo", "demo", "A simulated fleet: its bill, its waste and the proof"),
+        Entry("examples", "examples", "Files to try: jobs, Grafana dashboards, alert rules"),
         Entry("serve", "serve", "Run the collector"),
         Entry("doctor", "doctor", "Find likely misconfigurations, with their remedies"),
         Entry("token", "token", "Tokens of agents and readers"),

@@ -28,7 +28,7 @@ from typing import Annotated
 from typer import Option
 
 from gpuledger_collector.cli.common import UNAVAILABLE, new_app, refuse
-from gpuledger_collector.cli.demo_grafana import DASHBOARDS, ROLE, GrafanaFiles
+from gpuledger_collector.cli.demo_grafana import ROLE, GrafanaFiles
 from gpuledger_collector.cli.demo_summary import Highlights, summary
 
 app = new_app()
@@ -472,8 +472,6 @@ Ask it, in another terminal:
 
 def write_grafana(stage: Stage, metrics: Sequence[str]) -> str:
     """Let a role read, write what Grafana and Prometheus need beside this demo, and return how to start them."""
-    if not DASHBOARDS.is_dir():
-        return "Dashboards for Grafana are in a checkout, in its folder dashboards."
     files = GrafanaFiles(stage.folder / "grafana")
     files.create_password()
     stage.run("gpuledger", "db", "grant-reader", ROLE, "--password-file", str(files.password))

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-DASHBOARDS = Path(__file__).resolve().parents[3] / "dashboards"
-"""In a checkout; the installed package has no dashboards."""
+from gpuledger_collector.cli.shipped import shipped
+
+DASHBOARDS = shipped("dashboards")
 ROLE, DATABASE, ALERT_ADDRESS = "grafana", "gpuledger", "platform@example.com"
 PROMETHEUS = "127.0.0.1:9090"
 SCRAPES = """global:

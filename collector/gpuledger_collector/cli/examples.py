@@ -1,0 +1,33 @@
+"""gpuledger examples: the files that the package brings, in a folder of one's own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from gpuledger_collector.cli.common import new_app, refuse
+from gpuledger_collector.cli.shipped import shipped
+from gpuledger_common.plurals import plural
+
+app = new_app()
+CODE = shutil.ignore_patterns("*.py", "__pycache__")
+
+
+@app.command(epilog="Example: gpuledger examples && gpuledger start gpuledger-examples/jobs.csv --rate 2.50")
+def examples(
+    folder: Annotated[Path, Argument(help="A folder that does not exist yet.")] = Path("gpuledger-examples"),
+) -> None:
+    """Write the example files, the Grafana dashboards with their provisioning, and the alert rules of Prometheus."""
+    if folder.exists():
+        refuse(f"{folder} exists already: name another folder")
+    shutil.copytree(shipped("examples"), folder, ignore=CODE)
+    shutil.copytree(shipped("dashboards"), folder / "dashboards", ignore=CODE)
+    for path in sorted(path for path in folder.rglob("*") if path.is_dir()):
+        if not any(path.iterdir()):
+            path.rmdir()
+    for path in sorted(folder.iterdir()):
+        count = sum(file.is_file() for file in path.rglob("*"))
+        print(f"{path}/ ({plural(count, 'file')})" if path.is_dir() else path)

@@ -1,0 +1,16 @@
+"""Files beside the code that commands use: examples, dashboards, alert rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuledger_collector.storage.errors import EnvironmentLacks
+
+
+def shipped(name: str) -> Path:
+    """The folder of that name: in an installed package, or in the repository. Raises EnvironmentLacks."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "_shipped" / name, package.parents[1] / name):
+        if folder.is_dir():
+            return folder
+    raise EnvironmentLacks(f"this installation holds no {name}: install gpuledger again")

@@ -1,0 +1,1 @@
+complete --command gpuledger --no-files --arguments "(env _GPULEDGER_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) gpuledger)" --condition "env _GPULEDGER_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) gpuledger"
