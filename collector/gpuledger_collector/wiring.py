@@ -72,6 +72,9 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
             _require_current(given)
         yield Database(given, standby=schema_version.reads_standby(given))
         return
+    import psycopg
+
+    from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
     from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
     server = EmbeddedServer(settings.data_dir, settings.embedded_user or None)
@@ -80,6 +83,10 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
         if migrated:
             _upgrade(opened.dsn)
         yield opened
+    except (psycopg.OperationalError, StorageError) as error:
+        if full := server.full_disk(error):
+            raise EnvironmentLacks(full) from error
+        raise
     finally:
         server.release()
 

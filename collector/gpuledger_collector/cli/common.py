@@ -180,6 +180,8 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(ReadReplica()), UNAVAILABLE
     if kinds & {"psycopg.OperationalError", "sqlalchemy.exc.OperationalError", "psycopg.errors.OperationalError"}:
         reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+        if "psycopg.errors.DiskFull" in kinds or "No space left on device" in reason:
+            return f"the disk of the database is full: {reason}", UNAVAILABLE
         return f"the database gave no answer: {reason}", UNAVAILABLE
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}", BAD_INPUT

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import re
 import secrets
@@ -31,6 +30,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable
+from gpuledger_collector.storage.server import disk, seat
 from gpuledger_collector.storage.server.binaries import (
     RunAs,
     make_own_folder,
@@ -38,7 +38,6 @@ from gpuledger_collector.storage.server.binaries import (
     reachable_programs,
     reaches,
     server_user,
-    shared_root,
 )
 from gpuledger_collector.storage.server.embedded_roles import ADMIN, DATABASE, OWNER, divide, set_up
 
@@ -87,6 +86,14 @@ class EmbeddedServer:
 
         Raises EnvironmentLacks or ServerUnavailable with a sentence for people.
         """
+        try:
+            return self._acquire()
+        except OSError as error:
+            if disk.is_full_error(error):
+                raise EnvironmentLacks(disk.full_disk(self.data_dir, str(error)) or str(error)) from error
+            raise
+
+    def _acquire(self) -> str:
         self._make_data_dir()
         with self._exclusive():
             users = (self.data_dir / "users").open("a")
@@ -145,6 +152,14 @@ class EmbeddedServer:
         """The process id of the postmaster, None while it does not run."""
         return self._postmaster()
 
+    def full_disk(self, error: Exception) -> str | None:
+        """Return a sentence when a failure of the database comes from its full disk, else None."""
+        if disk.is_full_error(error):
+            return disk.full_disk(self._home, str(error))
+        if self._postmaster() is not None and disk.lacks_room(self._home, disk.START_MEGABYTES) is None:
+            return None
+        return disk.full_disk(self._home, self._log_tail())
+
     # the folder and the seat of the cluster
 
     def _make_data_dir(self) -> None:
@@ -153,6 +168,8 @@ class EmbeddedServer:
             probe = self.data_dir / "lock"
             probe.touch(mode=0o600)
         except OSError as error:
+            if disk.is_full_error(error):
+                raise
             raise EnvironmentLacks(
                 f"the data folder {self.data_dir} cannot be written ({error.strerror}): "
                 "set GPULEDGER_DATA_DIR to a folder of your own"
@@ -170,18 +187,12 @@ class EmbeddedServer:
         """Decide at the first start which folder holds the cluster and who runs it, and remember it."""
         if self._seat is None:
             user = server_user(os.geteuid(), self._wanted_user)
-            # Remembered by path: the decision depends on permissions and users, which may change later.
-            remembered = self.data_dir / "home"
-            if remembered.exists():
-                home = Path(remembered.read_text().strip())
-            elif user is None or (reaches(self.data_dir / "postgres", user) and permits(self.data_dir, user, 1)):
-                home = self.data_dir / "postgres"
-            else:
-                # The server's user cannot reach the data folder (such as /root): the cluster goes to a shared root,
-                # under a name that is derived from the folder.
-                key = hashlib.sha256(os.path.realpath(self.data_dir).encode()).hexdigest()[:16]
-                home = shared_root() / f"data-{key}"
-            self._seat = home, user
+            home = seat.remembered(self.data_dir)
+            inside = self.data_dir / seat.INSIDE
+            if home is None and (user is None or (reaches(inside, user) and permits(self.data_dir, user, 1))):
+                home = inside
+            # The server's user may not reach the data folder (such as /root): then the cluster goes to a shared root.
+            self._seat = home or seat.elsewhere(self.data_dir), user
         return self._seat
 
     def _check_seat(self) -> None:
@@ -227,6 +238,7 @@ class EmbeddedServer:
 
     def _initialise(self) -> None:
         home, user = self._seat_of_cluster()
+        self._require_room(disk.NEW_MEGABYTES)
         programs = reachable_programs(user, self._program_folder())
         password = self._password(ADMIN, create=True)
         self._password(OWNER, create=True)
@@ -257,9 +269,11 @@ class EmbeddedServer:
         finally:
             secret.unlink(missing_ok=True)
         if done.returncode:
+            if full := disk.full_disk(home, done.stderr):
+                raise EnvironmentLacks(full)
             raise ServerUnavailable(f"the database could not be made in {home}: {last_line(done.stderr)}")
         fresh.rename(home / "cluster")
-        (self.data_dir / "home").write_text(f"{home}\n")
+        seat.remember(self.data_dir, home)
 
     def _check_version(self) -> None:
         _, user = self._seat_of_cluster()
@@ -271,7 +285,12 @@ class EmbeddedServer:
                 "dump it with the old version and restore it into a new data folder"
             )
 
+    def _require_room(self, megabytes: int) -> None:
+        if lacking := disk.lacks_room(self._home, megabytes):
+            raise EnvironmentLacks(lacking)
+
     def _start(self) -> None:
+        self._require_room(disk.START_MEGABYTES)
         deadline = time.monotonic() + START_SECONDS
         new_port = False
         while True:
@@ -280,6 +299,8 @@ class EmbeddedServer:
             if self._wait_until_ready():
                 return
             log_tail = self._log_tail()
+            if full := disk.full_disk(self._home, log_tail):
+                raise EnvironmentLacks(full)
             new_port = bool(_PORT_TAKEN.search(log_tail))
             if time.monotonic() > deadline or not (new_port or _TRANSIENT.search(log_tail)):
                 raise ServerUnavailable(
@@ -426,7 +447,7 @@ class EmbeddedServer:
         return self.data_dir / "postgres.log"
 
     def _log_tail(self) -> str:
-        text = self._log.read_text(errors="replace")[-8192:]
+        text = self._log.read_text(errors="replace")[-8192:] if self._log.exists() else ""
         # Only what was logged since the last start.
         return text.rsplit("--- start\n", 1)[-1]
 
@@ -448,7 +469,15 @@ class EmbeddedServer:
         or in a new container).
         """
         pid = self._recorded_pid()
-        if pid is not None and Path(f"/proc/{pid}").exists() and not looks_like_postgres(pid):
+        if pid is None or not Path(f"/proc/{pid}").exists():
+            return
+        recorded = Path((self._cluster / "postmaster.pid").read_text().splitlines()[1])
+        if recorded.parts[-2:] == self._cluster.parts[-2:] and recorded != self._cluster and serves(pid, recorded):
+            raise EnvironmentLacks(
+                f"{self.data_dir} was copied while its database ran (process {pid} still does), and such a copy is not "
+                "whole: copy the ledger with `gpuledger db backup` and `gpuledger db restore`"
+            )
+        if not looks_like_postgres(pid):
             (self._cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def _stop(self) -> None:
