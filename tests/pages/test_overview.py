@@ -37,7 +37,9 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
     rows = list(csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--format", "csv")[1])))
     for currency in ("USD", "EUR"):
         (table,) = [one for one in page.tables if one.rows[0][-1] == f"cost, {currency}"]
-        shown = {line[0]: line[-1] for line in table.rows[1:]}
+        shown = {line[0].removesuffix(" not billed"): line[-1] for line in table.rows[1:]}
+        marked = {line[0].removesuffix(" not billed") for line in table.rows[1:] if line[0].endswith(" not billed")}
+        assert marked == {row["team"] for row in rows if row["currency"] == currency and row["billed"] == "no"}
         mine = {
             row["team"].removeprefix("'"): f"{Decimal(row['cost']):,.2f}" for row in rows if row["currency"] == currency
         }

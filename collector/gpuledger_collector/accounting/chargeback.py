@@ -21,7 +21,7 @@ from gpuledger_collector.accounting.money import MICRO, minor_digits
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_groups
-from gpuledger_collector.accounting.reserved_names import escaped
+from gpuledger_collector.accounting.reserved_names import escaped, is_reserved
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED
 
@@ -43,8 +43,9 @@ class ReportRow:
 
     Printed are GPU-hours, minor units of the currency, kWh and grams; exact are GPU-nanoseconds, micro-units,
     millijoules and micrograms. `shared` is the row's share of common costs (accounting.shared_costs), which is not part
-    of its direct cost; negative where cost was moved away. `list` and `contracted` cost are None where any part of them
-    is unknown, carbon where the energy is unknown or some of it has no carbon intensity.
+    of its direct cost; negative where cost was moved away. `list` and `contracted` cost are what `compared`, the part
+    of the cost for which both are known, would have been at those rates. Carbon is None where the energy is unknown or
+    some of it has no carbon intensity.
     """
 
     keys: tuple[str, ...]
@@ -64,6 +65,7 @@ class ReportRow:
     co2e_grams: Decimal | None = None
     list_minor: int | None = None
     contracted_minor: int | None = None
+    compared_minor: int | None = None
     waste_minor: int | None = None
     gpu_ns: int
     unknown_ns: int = 0
@@ -75,12 +77,20 @@ class ReportRow:
     co2e_micrograms: int | None = None
     list_micro: int | None = None
     contracted_micro: int | None = None
+    compared_micro: int | None = None
     waste_micro: int | None = None
 
     @property
     def total_minor(self) -> int | None:
         """Direct cost and shares."""
         return add_known(self.cost_minor, self.shared_minor)
+
+    @property
+    def is_billed(self) -> bool | None:
+        """Whether an owner pays the row; None for a total and for usage without a price."""
+        if self.currency is None or not (self.state or any(self.keys)):
+            return None
+        return self.state == HELD or (not self.state and not any(map(is_reserved, self.keys)))
 
 
 _PRINTED = (
@@ -93,10 +103,9 @@ _PRINTED = (
     ("co2e_grams", "co2e_micrograms", 1000, 3),
     ("list_minor", "list_micro", None, 0),
     ("contracted_minor", "contracted_micro", None, 0),
+    ("compared_minor", "compared_micro", None, 0),
 )
 """What is printed of which exact amount, the unit to which it is rounded (None: the minor unit), and its decimals."""
-_ALL_OR_UNKNOWN = frozenset(("list_minor", "list_micro", "contracted_minor", "contracted_micro"))
-"""Amounts that are compared with the cost: a total is unknown when any row is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +173,9 @@ class _RowSums:
     energy_mj: int | None = None
     shared_micro: int | None = None
     co2e_micrograms: int | None = None
-    list_micro: int | None = 0
-    contracted_micro: int | None = 0
+    list_micro: int | None = None
+    contracted_micro: int | None = None
+    compared_micro: int | None = None
 
     def add(self, line: ChargedLine) -> None:
         """Add a line; idle time counts where some activity of held time is known."""
@@ -174,12 +184,17 @@ class _RowSums:
         if line.state == HELD and line.has_known_activity:
             self.idle_ns = add_known(self.idle_ns, line.idle_ns)
             self.idle_cost_micro = add_known(self.idle_cost_micro, line.idle_cost_micro)
-        # Sums of what is known, except for list and contracted cost: those are compared with the cost, and a part of
-        # them would look like a saving.
         self.cost_micro = add_known(self.cost_micro, line.cost_micro)
         self.energy_mj = add_known(self.energy_mj, line.energy_mj)
-        self.list_micro = _sum_all([self.list_micro, line.list_cost_micro])
-        self.contracted_micro = _sum_all([self.contracted_micro, line.contracted_cost_micro])
+        # A part of the list cost beside the whole cost would look like a saving, so the part of the cost that it is
+        # compared with is summed along. What a commitment left unused has neither: it would hide what the rest saved.
+        compared = line.compared_cost_micro
+        if compared is None and line.contracted_cost_micro is not None and line.list_cost_micro is not None:
+            compared = line.cost_micro
+        if compared is not None and line.state != COMMITMENT_UNUSED:
+            self.compared_micro = add_known(self.compared_micro, compared)
+            self.list_micro = add_known(self.list_micro, line.list_cost_micro)
+            self.contracted_micro = add_known(self.contracted_micro, line.contracted_cost_micro)
 
 
 def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocations | None = None) -> Report:
@@ -275,7 +290,7 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
         else:
             rounded[printed] = list(counts)
     return [
-        _with_waste(
+        _derived(
             ReportRow(
                 keys=keys,
                 currency=currency,
@@ -290,8 +305,11 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
     ]
 
 
-def _with_waste(row: ReportRow) -> ReportRow:
-    """The row with its waste: the idle part of held time, or all of what nobody could hold or did."""
+def _derived(row: ReportRow) -> ReportRow:
+    """The row with its waste: the idle part of held time, or the whole cost of what nobody held."""
+    if row.compared_micro == row.cost_micro:
+        # The same amount is the same cents, whichever other rows it was rounded with.
+        row = replace(row, compared_minor=row.cost_minor)
     if row.state == HELD:
         return replace(row, waste_minor=row.cost_held_idle_minor, waste_micro=row.idle_cost_micro)
     if row.state in WASTED_STATES:
@@ -306,6 +324,11 @@ def _round_known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]],
     return [None if value is None else next(rounded) for value in values]
 
 
+def unbilled(rows: Iterable[ReportRow]) -> int | None:
+    """Minor units, shares included, of the rows of one currency that no owner pays."""
+    return sum_known(row.total_minor for row in rows if row.is_billed is False)
+
+
 def totals(rows: Sequence[ReportRow]) -> tuple[ReportRow, ...]:
     """One total for each currency of some rows of a report, in the order of the rows."""
     currencies = dict.fromkeys(row.currency for row in rows)
@@ -318,14 +341,8 @@ def _total(currency: str | None, rows: Sequence[ReportRow], width: int) -> Repor
     printed_and_exact = (name for printed, exact, _, _ in _PRINTED for name in (printed, exact))
     for name in (*printed_and_exact, "waste_minor", "waste_micro"):
         values = [getattr(row, name) for row in rows]
-        sums[name] = _sum_all(values) if name in _ALL_OR_UNKNOWN else sum_known(values)
+        sums[name] = sum_known(values)
     return ReportRow(keys=("",) * width, currency=currency, unknown_ns=sum(row.unknown_ns for row in rows), **sums)
-
-
-def _sum_all(values: Sequence[int | None]) -> int | None:
-    """The sum when every part of it is known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def sum_known(values: Iterable[_Number | None]) -> _Number | None:

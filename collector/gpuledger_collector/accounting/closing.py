@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reconciliation import Reconciliation
+from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.usage import HELD
 
 
@@ -49,6 +50,14 @@ def billed_to(charge: Charge, level: str) -> str:
     if charge.state != HELD:
         return f"({charge.state})"
     return (charge.owner.level(level) if charge.owner is not None else "") or UNATTRIBUTED
+
+
+def is_paid(owner: str) -> bool:
+    """Whether an invoice's owner pays it: the cost of what nobody held, or could hold, is booked and billed to nobody.
+
+    Usage that no rule attributes has an owner who is not known yet.
+    """
+    return owner == UNATTRIBUTED or not is_reserved(owner)
 
 
 def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[SharedPart] = ()) -> list[Invoice]:
@@ -123,6 +132,12 @@ def receipt(
             currency: _amount(sum(invoice.minor for invoice in billed if invoice.currency == currency), currency)
             for currency in sorted({invoice.currency for invoice in billed})
         },
+        "not_billed": {
+            currency: _amount(
+                sum(one.minor for one in billed if one.currency == currency and not is_paid(one.owner)), currency
+            )
+            for currency in sorted({invoice.currency for invoice in billed})
+        },
         "corrections": {"lines": len(corrections), "micro": dict(sorted(corrected.items()))},
     }
 
@@ -131,6 +146,7 @@ def _invoice_row(invoice: Invoice) -> Mapping[str, object]:
     """Both the booked amount and the exact one: the first is what is paid, the second adds up with the ledger."""
     return {
         "owner": invoice.owner,
+        "billed": is_paid(invoice.owner),
         "currency": invoice.currency,
         "amount": _amount(invoice.minor, invoice.currency),
         "micro": invoice.micro,

@@ -101,7 +101,8 @@ def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
     # Each line is rounded on its own: rows of a view add up to its totals, not to the converted total.
     costs = {name: micro for name, micro in line.amounts.items() if name.endswith("_micro") and micro is not None}
     converted = line.with_amounts({name: rate.convert(micro) for name, micro in costs.items()})
-    return replace(converted, currency=rate.to_currency)
+    compared = None if line.compared_cost_micro is None else rate.convert(line.compared_cost_micro)
+    return replace(converted, currency=rate.to_currency, compared_cost_micro=compared)
 
 
 def _add_allocations(

@@ -38,12 +38,14 @@ class ChargedLine(Measures):
     """Charges added up as a report asked for them: `keys` in the order of its dimensions.
 
     `correction_of` names the closed month that the line amends, where a report keeps corrections apart.
+    `compared_cost_micro` is the part of the cost whose list and contracted cost are known; those are of just that part.
     """
 
     keys: tuple[str, ...]
     state: str
     currency: str | None
     correction_of: str = ""
+    compared_cost_micro: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

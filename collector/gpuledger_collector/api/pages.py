@@ -19,7 +19,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, sum_known
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow, sum_known
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
@@ -29,7 +29,7 @@ from gpuledger_collector.api.auth.principal import Denied, Principal, visible
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext, as_http_error
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
-from gpuledger_collector.export.chargeback import waste_line
+from gpuledger_collector.export.chargeback import unbilled_line, waste_line
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.chargeback import direct_costs_by_team
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
@@ -281,7 +281,7 @@ def _ledger_facts(connection: Connection, now_ms: int, principal: Principal) -> 
         "gpus": f"{fleet.gpu_micro / MICRO:.1f}".removesuffix(".0"),
         "has_rows": bool(report.rows),
         "spend": [
-            _spend(report.rows, total, daily, calendar.days(trend), has_inventory)
+            _spend(report, total, daily, calendar.days(trend), has_inventory)
             for total in report.totals
             if total.currency is not None
         ],
@@ -328,7 +328,7 @@ def _cost_per_day(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _spend(
-    rows: tuple[ReportRow, ...],
+    report: Report,
     total: ReportRow,
     daily: dict[str, dict[str, dict[int, int]]],
     trend: Sequence[Period],
@@ -336,12 +336,13 @@ def _spend(
 ) -> dict[str, Any]:
     """One currency: the rows of the chargeback, each with its trend; time without a holder is marked."""
     currency = total.currency or ""
-    own_rows = [row for row in rows if row.currency == currency and not row.correction_of]
-    corrections = [row for row in rows if row.currency == currency and row.correction_of]
+    own_rows = [row for row in report.rows if row.currency == currency and not row.correction_of]
+    corrections = [row for row in report.rows if row.currency == currency and row.correction_of]
     highest = max((row.cost_minor or 0 for row in own_rows), default=0)
     return {
         "currency": currency,
         "total": total,
+        "unbilled": unbilled_line(report, total),
         "waste": [waste_line(waste) for waste in whole_waste(own_rows + corrections, has_inventory)],
         "rows": [
             {

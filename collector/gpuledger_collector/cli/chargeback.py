@@ -32,7 +32,7 @@ from gpuledger_collector.cli.output import Column, table_text, terminal_width, w
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, focus_split, parquet
-from gpuledger_collector.export.chargeback import as_csv, as_json, table_columns, texts, waste_line
+from gpuledger_collector.export.chargeback import as_csv, as_json, table_columns, texts, unbilled_line, waste_line
 from gpuledger_collector.services.chargeback import chargeback_notes, convert_chargeback, hours_by, read_chargeback
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing.allocation import shares
@@ -40,7 +40,7 @@ from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 
 app = new_app()
-TEXTS = {"currency", "correction_of", "exchange"}
+TEXTS = {"currency", "billed", "correction_of", "exchange"}
 ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
 
 NO_PRICE = (
@@ -156,8 +156,10 @@ def report_text(
     totals = [
         {**texts(total), bill.by[0]: "total" if total.currency is not None else "unpriced"} for total in bill.totals
     ]
-    lines = "".join(f"{waste_line(one)}\n" for one in waste if one.minor is not None)
-    return table_text(columns, [_table_row(row, bill) for row in bill.rows], width, totals) + lines
+    lines = [waste_line(one) for one in waste if one.minor is not None]
+    lines += filter(None, (unbilled_line(bill, total) for total in bill.totals))
+    table = table_text(columns, [_table_row(row, bill) for row in bill.rows], width, totals)
+    return table + "".join(f"{line}\n" for line in lines)
 
 
 def _table_row(row: ReportRow, bill: Report) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -182,7 +183,10 @@ def _page(receipt: Mapping[str, Any], dry_run: bool) -> str:
             f"{invoice['owner']:{width}}  {invoice['amount']:>{money}} {invoice['currency']}{_shared(invoice)}"
             for invoice in invoices
         ),
-        *(f"{'total':{width}}  {total:>{money}} {currency}" for currency, total in receipt["totals"].items()),
+        *(
+            f"{'total':{width}}  {total:>{money}} {currency}{_unbilled(receipt, currency)}"
+            for currency, total in receipt["totals"].items()
+        ),
         "",
     ]
     if receipt["corrections"]["lines"]:
@@ -191,6 +195,13 @@ def _page(receipt: Mapping[str, Any], dry_run: bool) -> str:
     return lines_text(lines)
 
 
+def _unbilled(receipt: Mapping[str, Any], currency: str) -> str:
+    """How much of a total no owner pays, if any."""
+    amount = receipt.get("not_billed", {}).get(currency, "0")
+    return f"  of it {amount} not billed to any owner" if Decimal(amount) else ""
+
+
 def _shared(invoice: Mapping[str, Any]) -> str:
-    """How much of an invoice is shared cost, if any."""
-    return f"  including {invoice['shared']} of shared costs" if invoice["shared_micro"] else ""
+    """How much of an invoice is shared cost, if any, and whether an owner pays it; old receipts do not say that."""
+    shared = f"  including {invoice['shared']} of shared costs" if invoice["shared_micro"] else ""
+    return shared + ("" if invoice.get("billed", True) else "  not billed to any owner")

@@ -23,12 +23,14 @@ def names(text: str, separator: str | None = None) -> tuple[str, ...]:
 MEASURE_COLUMNS = ("gpu_hours", "gpu_hours_held_idle", "cost", "cost_held_idle", "currency")
 ALLOCATION_COLUMNS = names(
     """
-    cost_shared cost_total energy_kwh co2e_grams cost_list cost_contracted cost_effective cost_waste correction_of
+    cost_shared cost_total energy_kwh co2e_grams cost_list cost_contracted cost_compared cost_effective cost_waste
+    billed correction_of
     """
 )
 """What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
-cost at list rates, at the price book's, and as it is: with commitments amortized, the same as `cost`; the part of the
-cost that is waste (accounting.waste); and the closed month that a row corrects, empty for the period's own time."""
+cost at list rates, at the price book's, the part of `cost` for which those two are known, and the cost as it is: with
+commitments amortized, the same as `cost`; the part of it that is waste (accounting.waste); whether an owner pays the
+row (yes, no); and the closed month that a row corrects, empty for the period's own time."""
 EXCHANGE = "exchange"
 """The last column, in another currency's view only."""
 
@@ -97,8 +99,10 @@ def allocation_cells(row: ReportRow) -> list[str]:
         "" if row.co2e_grams is None else f"{row.co2e_grams:.3f}",
         _money(row, row.list_minor),
         _money(row, row.contracted_minor),
+        _money(row, row.compared_minor),
         _money(row, row.cost_minor),
         _money(row, row.waste_minor),
+        {True: "yes", False: "no", None: ""}[row.is_billed],
         row.correction_of,
     ]
 

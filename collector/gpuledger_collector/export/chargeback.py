@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from gpuledger_collector.accounting.budgets import money_text
-from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut
+from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut, unbilled
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
+from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.accounting.waste import WholeWaste
 from gpuledger_collector.export.cells import (
@@ -47,7 +48,7 @@ def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequenc
         "to": format_instant(period.end_ms),
         "by": list(report.by),
         "rows": [_object(row, report.by) for row in report.rows],
-        "totals": [_object(row, ()) for row in report.totals],
+        "totals": [_object(row, ()) | _unbilled(report, row) for row in report.totals],
         "waste": [_waste_object(one) for one in waste],
         "notes": list(notes),
     }
@@ -70,8 +71,35 @@ def _object(row: ReportRow, by: Sequence[str]) -> dict[str, object]:
         "co2e_micrograms": row.co2e_micrograms,
         "list_cost_micro": row.list_micro,
         "contracted_cost_micro": row.contracted_micro,
+        "compared_cost_micro": row.compared_micro,
         **({EXCHANGE: row.exchange} if row.exchange else {}),
     }
+
+
+def _unbilled(report: Report, total: ReportRow) -> dict[str, object]:
+    """What of a total no owner pays, and what owners pay."""
+    if total.currency is None:
+        return {"cost_billed": None, "cost_not_billed": None}
+    rows = [row for row in report.rows if (row.currency, row.exchange) == (total.currency, total.exchange)]
+    minor, digits = unbilled(rows) or 0, minor_digits(total.currency)
+    return {
+        "cost_billed": format_minor((total.total_minor or 0) - minor, digits),
+        "cost_not_billed": format_minor(minor, digits),
+    }
+
+
+def unbilled_line(report: Report, total: ReportRow) -> str:
+    """How much of a total no owner pays, in one line; empty where owners pay all of it."""
+    rows = [row for row in report.rows if (row.currency, row.exchange) == (total.currency, total.exchange)]
+    minor = unbilled(rows)
+    if minor is None or total.currency is None:
+        return ""
+    digits = minor_digits(total.currency)
+    names = dict.fromkeys(next(filter(is_reserved, row.keys), "") for row in rows if row.is_billed is False)
+    rate = f" ({total.exchange})" if total.exchange else ""
+    whole = Decimal(format_minor(total.total_minor or 0, digits))
+    amount = Decimal(format_minor(minor, digits))
+    return f"not billed to any owner: {amount:,} of {whole:,} {total.currency}{rate}: {', '.join(names)}"
 
 
 def _waste_object(waste: WholeWaste) -> dict[str, object]:
@@ -126,10 +154,15 @@ def table_columns(report: Report) -> list[str]:
     filled = {name for row in report.rows for name, text in texts(row).items() if text and name in ALLOCATION_COLUMNS}
     # The line below the table says the waste, and where it is.
     filled -= {"cost_effective", "cost_waste", *([] if "cost_shared" in filled else ["cost_total"])}
-    if all(row.list_minor == row.cost_minor for row in report.rows):
+    if all(row.list_minor == row.compared_minor for row in report.rows):
         filled.discard("cost_list")
-    if all(row.contracted_minor == row.cost_minor for row in report.rows):
+    if all(row.contracted_minor == row.compared_minor for row in report.rows):
         filled.discard("cost_contracted")
+    is_whole = all(row.compared_minor == row.cost_minor for row in report.rows)
+    if is_whole or not filled & {"cost_list", "cost_contracted"}:
+        filled.discard("cost_compared")
+    if all(row.is_billed is not False for row in report.rows):
+        filled.discard("billed")
     allocations = (name for name in ALLOCATION_COLUMNS if name in filled)
     return [*MEASURE_COLUMNS, *allocations, *([EXCHANGE] if report.exchanged else [])]
 

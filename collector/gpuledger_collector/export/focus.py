@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from gpuledger_collector.accounting.chargeback import WASTED_STATES, SharedPart
-from gpuledger_collector.accounting.closing import billed_to
+from gpuledger_collector.accounting.closing import billed_to, is_paid
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import minor_digits, rate_nano, to_minor_units
@@ -44,6 +44,7 @@ COLUMNS = names(
     CommitmentDiscountCategory CommitmentDiscountId CommitmentDiscountName CommitmentDiscountQuantity
     CommitmentDiscountStatus CommitmentDiscountType CommitmentDiscountUnit x_BusyGpuSeconds x_HeldIdleGpuSeconds
     x_EnergyWh x_CostBasis x_GpuModel x_Pool x_HeldIdleCost x_WasteCost
+    x_BilledToOwner
     """
 )
 CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed", "owned": "Other"}
@@ -235,6 +236,7 @@ def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed:
         "SubAccountName": neutral(owner),
         "SubAccountType": level.capitalize(),
         "PricingCurrency": currency,
+        "x_BilledToOwner": "yes" if is_paid(owner) else "no",
     }
 
 

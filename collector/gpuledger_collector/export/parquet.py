@@ -61,7 +61,8 @@ def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
 def chargeback_kinds(columns: Sequence[str], by: Sequence[str]) -> dict[str, Kind]:
     """What each column of a chargeback's CSV holds: amounts of six places at most, and texts."""
     return {
-        name: "text" if name in {*by, "currency", "correction_of", EXCHANGE} else "decimal(38, 6)" for name in columns
+        name: "text" if name in {*by, "currency", "billed", "correction_of", EXCHANGE} else "decimal(38, 6)"
+        for name in columns
     }
 
 

@@ -237,13 +237,15 @@ def _contested(contested: Contested) -> dict[str, Any]:
 def _allocations(row: ReportRow) -> dict[str, Any]:
     """Shares, savings and carbon of a row as texts; None where there are none, or they are not known."""
     currency = row.currency or ""
-    saved = None if row.list_minor is None or row.cost_minor is None else row.list_minor - row.cost_minor
-    plain = saved == 0 and row.contracted_minor == row.cost_minor
+    saved = None if row.list_minor is None or row.compared_minor is None else row.list_minor - row.compared_minor
+    plain = saved == 0 and row.contracted_minor == row.compared_minor
+    is_part = row.compared_minor != row.cost_minor
     return {
         "direct": html.minor(row.cost_minor, currency),
         "shared": None if row.shared_minor is None else html.minor(row.shared_minor, currency),
         "listed": None if plain or row.list_minor is None else html.minor(row.list_minor, currency),
         "contracted": html.minor(row.contracted_minor, currency),
+        "compared": html.minor(row.compared_minor, currency) if is_part else None,
         "saved": None if saved is None else html.minor(saved, currency),
         "saved_percent": None if saved is None or not row.list_minor else f"{100 * saved / row.list_minor:.1f}",
         "kwh": None if row.energy_kwh is None else f"{row.energy_kwh:,.1f}",

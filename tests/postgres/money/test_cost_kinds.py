@@ -78,7 +78,13 @@ def test_the_chargeback_has_list_contracted_and_effective_cost(committed, run):
     assert rows["team-1"]["cost"] == rows["team-1"]["cost_effective"] == "100.00"
     assert (rows["team-1"]["cost_contracted"], rows["team-1"]["cost_list"]) == ("144.00", "192.00")
     unused = rows["(commitment_unused)"]
-    assert (unused["gpu_hours"], unused["cost"], unused["cost_list"]) == ("24.000000", "28.00", "0.00")
+    # What nobody used has no list cost: as a zero it would hide what the commitment saved on what was used.
+    assert (unused["gpu_hours"], unused["cost"], unused["cost_list"]) == ("24.000000", "28.00", "")
+    assert (unused["cost_compared"], unused["cost_waste"], unused["billed"]) == ("", "28.00", "no")
+    assert (rows["team-1"]["cost_compared"], rows["team-1"]["billed"]) == ("100.00", "yes")
+    used = [row for row in rows.values() if row["cost_compared"]]
+    saved = sum(Decimal(row["cost_contracted"]) - Decimal(row["cost_compared"]) for row in used)
+    assert saved == Decimal("88.00"), "48 covered hours at 3.00, less 48 at 1.166667"
     assert sum(Decimal(row["cost"]) for row in rows.values()) == Decimal("156.00")
     code, out, _ = run("reconcile", "--period", "2025-10")
     assert code == 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpuledger_collector.accounting.chargeback import report
+from gpuledger_collector.accounting.chargeback import Allocations, report
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR as HOUR
 from gpuledger_collector.accounting.waste import whole_waste
-from gpuledger_collector.export.chargeback import as_csv, waste_line
+from gpuledger_collector.export.chargeback import as_csv, unbilled_line, waste_line
 
 
 def line(name: str, state: str, hours: int, cost: int | None, **measures: int) -> ChargedLine:
@@ -72,3 +72,39 @@ def test_what_is_not_known_is_an_empty_cell() -> None:
         "(unobserved)": "",
         "(unpriced)": "",
     }
+
+
+def test_a_line_without_a_list_cost_leaves_the_known_part() -> None:
+    """The sum says what is known, and which part of the cost that is: neither empty, nor a saving that is none."""
+    known = line("vision", "held", 10, 20, list_cost_micro=30_000_000, contracted_cost_micro=25_000_000)
+    unknown = line("vision", "held", 5, 10)
+    unused = line("", "commitment_unused", 5, 7, list_cost_micro=0, contracted_cost_micro=0)
+    bill = report([known, unknown, unused], ("team",))
+    row, rest = bill.rows
+    assert (row.cost_minor, row.list_minor, row.contracted_minor, row.compared_minor) == (3000, 3000, 2500, 2000)
+    assert (rest.list_minor, rest.compared_minor) == (None, None)
+    (total,) = bill.totals
+    assert (total.list_minor, total.compared_minor) == (3000, 2000)
+
+
+def test_what_no_owner_pays_is_marked_in_rows_and_totals() -> None:
+    """Time without a holder, and shares without an owner; held time has one, known or not."""
+    allocations = Allocations(shared={("USD", ("(unshared)",)): 5_000_000, ("USD", ("vision",)): 1_000_000})
+    bill = report([*FLEET, line("", "held", 1, 2)], ("team",), allocations)
+    assert {row.keys[0]: row.is_billed for row in bill.rows} == {
+        "vision": True,
+        "nlp": True,
+        "(unattributed)": True,
+        "(unallocated)": False,
+        "(stranded)": False,
+        "(commitment_unused)": False,
+        "(unavailable)": False,
+        "(unobserved)": False,
+        "(unshared)": False,
+        "(unpriced)": None,
+    }
+    (total,) = [total for total in bill.totals if total.currency]
+    assert unbilled_line(bill, total) == (
+        "not billed to any owner: 54.00 of 337.00 USD: (unallocated), (unobserved), (unavailable), (stranded), "
+        "(commitment_unused), (unshared)"
+    )

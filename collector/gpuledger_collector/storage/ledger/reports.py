@@ -34,20 +34,41 @@ _DAY_COLUMNS = "owner_id, state, pool, gpu_model, currency, " + ", ".join(
 )
 
 
+_IS_COMPARED = "l.contracted_cost_micro IS NOT NULL AND l.state <> 'commitment_unused'"
+"""Whether a line's list and contracted cost are known. What nobody used has none: there is nothing to compare."""
+COMPARED_COST = "compared_cost_micro"
+
+
 def sum_of(name: str) -> str:
-    """The sum of a measure over lines `l`; of those that are compared with the cost only when every part is known."""
-    if name not in COMPARED:
-        return f"sum(l.{name})"
-    return f"CASE WHEN bool_or(l.currency IS NOT NULL AND l.{name} IS NULL) THEN NULL ELSE sum(l.{name}) END"
+    """The sum of a measure over lines `l`; of those that are compared with the cost the part that is known."""
+    return f"sum(l.{name}) FILTER (WHERE {_IS_COMPARED})" if name in COMPARED else f"sum(l.{name})"
 
 
-_ADDED = ", ".join(f"{sum_of(name)} AS {name}" for name in MEASURES)
-_ALL = ", ".join(f"l.{name}" for name in MEASURES)
+_ADDED = ", ".join(
+    (
+        *(f"{sum_of(name)} AS {name}" for name in MEASURES),
+        f"sum(l.cost_micro) FILTER (WHERE {_IS_COMPARED}) AS {COMPARED_COST}",
+    )
+)
+_ADDED_AGAIN = ", ".join(f"sum(l.{name})" for name in (*MEASURES, COMPARED_COST))
+_ALL = ", ".join(
+    (
+        *(
+            f"CASE WHEN {_IS_COMPARED} THEN l.{name} END AS {name}" if name in COMPARED else f"l.{name}"
+            for name in MEASURES
+        ),
+        f"CASE WHEN {_IS_COMPARED} THEN l.cost_micro END AS {COMPARED_COST}",
+    )
+)
+# A month of which some line has no contracted cost no longer says which of its days have one: those are read instead.
+_HAS_MONTH = """(SELECT bool_and(m.currency IS NULL OR m.contracted_cost_micro IS NOT NULL) FROM ledger_month m
+        WHERE m.start_ms = %(start)s AND m.end_ms = %(end)s)"""
 _MONTH_OR_DAYS = f"""
-    SELECT {{own}}, '' AS correction_of, {_ALL} FROM ledger_month l WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s
+    SELECT {{own}}, '' AS correction_of, {_ALL} FROM ledger_month l
+    WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s AND {_HAS_MONTH}
     UNION ALL SELECT {{own}}, l.correction_of, {_ADDED} FROM (
         SELECT {_DAY_COLUMNS}, '' AS correction_of FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s
-            AND NOT EXISTS (SELECT FROM ledger_month WHERE start_ms = %(start)s AND end_ms = %(end)s)
+            AND {_HAS_MONTH} IS NOT TRUE
         UNION ALL SELECT {_DAY_COLUMNS}, {{amends}} FROM correction
         WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
     ) l GROUP BY {{own}}, l.correction_of"""
@@ -85,7 +106,9 @@ def charged_lines(
     if daily:
         kept = "".join(f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS)
         lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency", amends=amends)
+        added = _ADDED_AGAIN
     else:
+        added = _ADDED
         columns = f"{_DAY_COLUMNS}, node, workload_id"
         lines = (
             f"SELECT {columns}, '' AS correction_of FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s "
@@ -95,7 +118,7 @@ def charged_lines(
     # GROUP BY and ORDER BY positions: the dimensions, then state, currency and the corrected month.
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     rows = connection.execute(
-        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {_ADDED} "
+        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {added} "
         f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
         {"start": period.start_ms, "end": period.end_ms},
     )
@@ -121,7 +144,10 @@ def measures_of(values: Sequence[Any]) -> dict[str, Any]:
 
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
     keys, (state, currency, correction_of), measures = row[:width], row[width : width + 3], row[width + 3 :]
-    return ChargedLine(keys, state, currency, correction_of, **measures_of(measures))
+    amounts = measures_of(measures)
+    if len(measures) > len(MEASURES) and measures[-1] is not None:
+        amounts[COMPARED_COST] = int(measures[-1])
+    return ChargedLine(keys, state, currency, correction_of, **amounts)
 
 
 _CHARGE_COLUMNS = (
