@@ -29,6 +29,7 @@ ENGINES = {
     "gpuledger_run_steps_total": ("run", "steps"),
     "gpuledger_run_tokens_total": ("run", "tokens"),
     "gpuledger_run_samples_total": ("run", "samples"),
+    "gpuledger_run_epochs_total": ("run", "epochs"),
 }
 """Engine and counter by name of the series."""
 STARTED = "process_start_time_seconds"

@@ -22,7 +22,7 @@ ENDPOINT_GAP_MS = 600_000
 """An endpoint is read once a minute or oftener."""
 REPORT_GAP_MS = 86_400_000
 """A training script reports when it has something to report."""
-REPORTED = frozenset({"steps", "tokens", "samples"})
+REPORTED = frozenset({"steps", "tokens", "samples", "epochs"})
 """Counters of a run itself; the others are those of endpoints."""
 LATEST_DAYS, KEEP_DAYS = 30, 35
 """Days after which a late reading is refused, since its neighbors may have expired, and days for which readings are

@@ -34,6 +34,7 @@ PER = {
     "tokens": 1_000_000,
     "samples": 1_000,
     "steps": 1,
+    "epochs": 1,
 }
 """So many units people name a price for."""
 DIGITS = 6

@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
-from gpuledger_collector.accounting.counters import MAX_COUNTED
+from gpuledger_collector.accounting.counters import MAX_COUNTED, REPORTED
 from gpuledger_collector.accounting.period import date_range, parse_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import (
@@ -32,13 +32,14 @@ MAX_LISTED = 500
 
 
 class Progress(BaseModel):
-    """What a run has done since it began: totals that only grow, as it counts them. At least one of the three."""
+    """What a run has done since it began: totals that only grow, as it counts them. At least one of the four."""
 
     model_config = ConfigDict(extra="forbid")
 
     steps: Annotated[int | None, Field(ge=0, le=MAX_COUNTED, description="Training steps.")] = None
     tokens: Annotated[int | None, Field(ge=0, le=MAX_COUNTED, description="Tokens trained on.")] = None
     samples: Annotated[int | None, Field(ge=0, le=MAX_COUNTED, description="Samples trained on.")] = None
+    epochs: Annotated[int | None, Field(ge=0, le=MAX_COUNTED, description="Passes over the training set.")] = None
     at: Annotated[str | None, Field(max_length=64, description="RFC 3339 with zone; default: now.")] = None
     started_at: Annotated[
         str | None, Field(max_length=64, description="When this process began; a later one means a restart.")
@@ -101,7 +102,7 @@ def _record(database: Database, name: str, report: Progress, sender: Principal, 
         at_ms, started_ms = (None if text is None else parse_instant(text) for text in (report.at, report.started_at))
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
-    values = report.model_dump(include={"steps", "tokens", "samples"}, exclude_none=True)
+    values = report.model_dump(include=REPORTED, exclude_none=True)
     with database.transaction() as connection:
         # A token bound to a node learns nothing of other nodes: their runs are as if they did not exist.
         workloads = recommendations.workloads_called(connection, name, sender.node)

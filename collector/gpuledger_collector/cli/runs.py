@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -19,9 +20,19 @@ from gpuledger_collector.cli.output import Column, emit, hidden, number, print_j
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.cli.workloads import find_workload
-from gpuledger_collector.export.runs import as_csv, as_html, as_json, as_text, list_row, run_json
+from gpuledger_collector.export.runs import (
+    as_csv,
+    as_html,
+    as_json,
+    as_text,
+    list_row,
+    run_json,
+    scaling_json,
+    scaling_row,
+)
+from gpuledger_collector.insight.run_report import ScaledRuns
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.run_report import chief_unit_costs, record_progress, report_run
+from gpuledger_collector.services.run_report import chief_unit_costs, compare_sizes, record_progress, report_run
 from gpuledger_collector.storage.ledger.runs import RunRow, listed
 
 app = new_app(name="runs", help="What runs cost, wasted and produced.", invoke_without_command=True)
@@ -44,6 +55,24 @@ COLUMNS = (
     Column("unit", is_optional=True),
     hidden("units", is_number=True),
     number("coverage", is_optional=True),
+)
+
+
+SCALING_COLUMNS = (
+    Column("name"),
+    Column("team"),
+    Column("model"),
+    number("gpus"),
+    number("runs"),
+    Column("unit", is_optional=True),
+    number("seconds_per_unit", is_optional=True),
+    number("unit_cost", is_optional=True),
+    Column("currency", is_optional=True),
+    hidden("measure"),
+    hidden("per_gpu", is_number=True),
+    number("efficiency"),
+    number("lowest", is_optional=True),
+    number("highest", is_optional=True),
 )
 
 
@@ -94,6 +123,9 @@ def runs(
         list[str] | None, Option("--owner", metavar="LEVEL=VALUE", help="Only this owner's, such as team=vision.")
     ] = None,
     sort: Annotated[Order, Option("--sort", help="Largest first by this.")] = Order.cost,
+    scaling: Annotated[
+        bool, Option("--scaling", help="Runs of one name on different numbers of GPUs, side by side.")
+    ] = False,
     top: options.Top = 50,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
@@ -102,11 +134,18 @@ def runs(
     """List the runs of a period with their cost, their waste and the cost of a unit of their output.
 
     A unit's cost is of the time that its counters cover; `coverage` says how much of the charged time that is.
+    With `--scaling`: time and cost of a unit by number of GPUs, and the efficiency against the fewest.
     """
     if context.invoked_subcommand is not None:
         return
     levels = owner_levels(owner or [])
     asked = time_range(period, start, end, days)
+    if scaling:
+        with open_session(dsn, config) as session:
+            span = session.rated(asked)
+            with session.database.transaction() as connection:
+                _print_scaling(compare_sizes(connection, span, levels)[: top or None], form)
+        return
     with open_session(dsn, config) as session:
         span = session.rated(asked)
         with session.database.transaction() as connection:
@@ -123,6 +162,16 @@ def runs(
         print("no run was charged in this period")
     else:
         emit(form, COLUMNS, [list_row(row, unit) for row, unit in chosen])
+
+
+def _print_scaling(compared: Sequence[ScaledRuns], form: options.Format) -> None:
+    if form is options.Format.json:
+        sizes = [[scaling_json(point) for point in runs.points] for runs in compared]
+        print_json([{**asdict(runs), "points": points} for runs, points in zip(compared, sizes, strict=True)])
+    elif form is options.Format.table and not compared:
+        print("no name ran on two different numbers of GPUs of a model in this period")
+    else:
+        emit(form, SCALING_COLUMNS, [scaling_row(runs, point) for runs in compared for point in runs.points])
 
 
 def _unit_cost(unit: UnitCost | None) -> Decimal:
@@ -172,6 +221,7 @@ def report(
     steps: Annotated[int | None, Option("--steps", min=0, help="Steps since it began.")] = None,
     tokens: Annotated[int | None, Option("--tokens", min=0, help="Tokens since it began.")] = None,
     samples: Annotated[int | None, Option("--samples", min=0, help="Samples since it began.")] = None,
+    epochs: Annotated[int | None, Option("--epochs", min=0, help="Epochs since it began.")] = None,
     at: Annotated[str | None, Option("--at", metavar="INSTANT", help="RFC 3339 with zone; default: now.")] = None,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
@@ -181,7 +231,7 @@ def report(
 
     The same as POST /v1/runs/RUN/progress, for whoever can reach the database.
     """
-    totals = {"steps": steps, "tokens": tokens, "samples": samples}
+    totals = {"steps": steps, "tokens": tokens, "samples": samples, "epochs": epochs}
     progress = {counter: value for counter, value in totals.items() if value is not None}
     try:
         at_ms = None if at is None else parse_instant(at)

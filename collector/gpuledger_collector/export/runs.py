@@ -13,11 +13,11 @@ from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.measures import total
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
-from gpuledger_collector.accounting.unit_cost import UnitCost
+from gpuledger_collector.accounting.unit_cost import PER, UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import json_text, lines_text, minor_amount, names, neutral
 from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
-from gpuledger_collector.insight.run_report import RunReport, leading_counter
+from gpuledger_collector.insight.run_report import RunReport, ScaledRuns, ScalingPoint, leading_counter
 from gpuledger_collector.storage.ledger.runs import RunRow
 from gpuledger_common.plurals import plural
 
@@ -30,6 +30,7 @@ UNITS = {
     "tokens": "million tokens",
     "samples": "1,000 samples",
     "steps": "step",
+    "epochs": "epoch",
 }
 READINGS = {
     "utilization_ratio": "utilization",
@@ -188,19 +189,47 @@ def as_json(report: RunReport) -> str:
             }
             for peer in report.peers
         ],
-        "scaling": [
-            {
-                "accelerators": point.accelerators,
-                "runs": point.runs,
-                "measure": point.measure,
-                "per_gpu": _text(point.per_gpu),
-                "efficiency": _text(point.efficiency),
-            }
-            for point in report.scaling
-        ],
+        "scaling": [scaling_json(point) for point in report.scaling],
         "notes": list(report.notes),
     }
     return json_text(content) + "\n"
+
+
+def scaling_json(point: ScalingPoint) -> dict[str, Any]:
+    """Runs on one number of GPUs; null where something is not known."""
+    return {
+        "accelerators": point.accelerators,
+        "runs": point.runs,
+        "measure": point.measure,
+        "per_gpu": _text(point.per_gpu),
+        "per": None if point.counter is None else PER[point.counter],
+        "seconds": _text(point.seconds),
+        "unit_cost": _text(point.unit_cost),
+        "efficiency": _text(point.efficiency),
+        "efficiency_lowest": _text(point.lowest),
+        "efficiency_highest": _text(point.highest),
+    }
+
+
+def scaling_row(runs: ScaledRuns, point: ScalingPoint) -> dict[str, str]:
+    """Runs of one name on one number of GPUs as text; empty where something is not known or has no spread."""
+    is_spread = point.lowest != point.highest
+    return {
+        "name": runs.name,
+        "team": runs.team,
+        "model": runs.gpu_model,
+        "gpus": str(point.accelerators),
+        "runs": str(point.runs),
+        "unit": "" if point.counter is None else UNITS[point.counter],
+        "seconds_per_unit": "" if point.seconds is None else f"{point.seconds:.3f}",
+        "unit_cost": "" if point.unit_cost is None else html.unit_price(point.unit_cost),
+        "currency": "" if point.unit_cost is None else runs.currency,
+        "measure": point.measure,
+        "per_gpu": f"{point.per_gpu:.3f}",
+        "efficiency": f"{point.efficiency:.1%}",
+        "lowest": f"{point.lowest:.1%}" if is_spread else "",
+        "highest": f"{point.highest:.1%}" if is_spread else "",
+    }
 
 
 def _instant(at_ms: int | None) -> str | None:
@@ -262,11 +291,17 @@ def as_text(report: RunReport) -> str:
         lines += ["", f"How it scales ({report.scaling[0].measure})"]
         lines += [
             f"  {plural(point.accelerators, 'GPU')}: {point.per_gpu:,.3f}, "
-            f"efficiency {point.efficiency:.0%} (runs: {point.runs})"
+            f"efficiency {efficiency_text(point)} (runs: {point.runs})"
             for point in report.scaling
         ]
     lines += [""] * bool(report.notes) + [f"note: {note}" for note in report.notes]
     return lines_text(lines)
+
+
+def efficiency_text(point: ScalingPoint) -> str:
+    """The efficiency, with that of the worst and the best run where they differ."""
+    spread = "" if point.lowest == point.highest else f", {point.lowest:.0%} to {point.highest:.0%}"
+    return f"{point.efficiency:.0%}{spread}"
 
 
 def _gpus(count: int) -> str:
@@ -310,6 +345,7 @@ def as_html(report: RunReport) -> str:
         "run.html",
         run=report,
         policy=html.policy(),
+        efficiency_text=efficiency_text,
         held=total(report.receipt.held),
         leading=leading_counter(report.units),
         unit_names=UNITS,

@@ -24,6 +24,7 @@ COUNTER_PREFERENCE = (
     "samples",
     "requests",
     "prompt_tokens",
+    "epochs",
 )
 """Counters by which runs are compared, the preferred one first."""
 
@@ -61,6 +62,7 @@ class ComparedRun:
     key: str
     start_ms: int
     end_ms: int
+    gpu_model: str
     accelerators: int
     gpu_ns: int
     busy_ns: int
@@ -80,13 +82,40 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """Runs on this many GPUs: median output per GPU, and its ratio to the runs with fewest GPUs (1: linear scaling)."""
+    """Runs on this many GPUs: medians over them, and their efficiency against the runs with fewest GPUs.
+
+    `counter`: what they are compared by, None for activity. `per_gpu`: its units per GPU-hour, or the active share.
+    `seconds` and `unit_cost` are for as many units as people name a price for; None where nothing was counted.
+    `efficiency` is `per_gpu` over that of the fewest GPUs (1: linear scaling), `lowest` and `highest` that of single
+    runs.
+    """
 
     accelerators: int
     runs: int
-    measure: str
+    counter: str | None
     per_gpu: Decimal
+    seconds: Decimal | None
+    unit_cost: Decimal | None
     efficiency: Decimal
+    lowest: Decimal
+    highest: Decimal
+
+    @property
+    def measure(self) -> str:
+        """What `per_gpu` counts."""
+        return "activity" if self.counter is None else f"{self.counter} per GPU-hour"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRuns:
+    """Runs of one name, team and model on different numbers of GPUs. `cost_micro` is of all of them."""
+
+    team: str
+    name: str
+    gpu_model: str
+    currency: str
+    cost_micro: int
+    points: Sequence[ScalingPoint]
 
 
 @dataclass(frozen=True)
@@ -195,23 +224,53 @@ def units_per_gpu_hour(unit: UnitCost | None, charges: Sequence[Charge], held: S
 
 
 def scaling_points(peers: Sequence[ComparedRun]) -> list[ScalingPoint]:
-    """Show how the output per GPU changes with the number of GPUs, over runs of one name and owner.
+    """Show how the output per GPU changes with the number of GPUs, over runs of one name, owner and model.
 
-    By units where every run counted the same, else by activity; empty where all had equally many GPUs.
+    By the counter that runs on most numbers of GPUs have, at least two; else by activity. Runs without it are left out.
+    Empty where fewer than two numbers of GPUs can be compared.
     """
-    counters = {None if peer.units_per_gpu_hour is None or peer.unit is None else peer.unit.counter for peer in peers}
-    by_units = len(counters) == 1 and None not in counters
-    measure = f"{next(iter(counters))} per GPU-hour" if by_units else "activity"
-    groups: defaultdict[int, list[Decimal]] = defaultdict(list)
+    counter = _shared_counter(peers)
+    groups: defaultdict[int, list[tuple[Decimal, ComparedRun]]] = defaultdict(list)
     for peer in peers:
-        value = peer.units_per_gpu_hour if by_units else peer.activity
-        if value is not None and peer.accelerators:
-            groups[peer.accelerators].append(value)
-    rates = {count: median(values) for count, values in sorted(groups.items())}
-    base = rates[min(rates)] if len(rates) > 1 else None
+        rate = peer.activity if counter is None else _rate(peer, counter)
+        if rate is not None and peer.accelerators:
+            groups[peer.accelerators].append((rate, peer))
+    base = median(rate for rate, _ in groups[min(groups)]) if len(groups) > 1 else None
     if not base:
         return []
-    return [ScalingPoint(count, len(groups[count]), measure, rate, rate / base) for count, rate in rates.items()]
+    return [_scaling_point(count, counter, members, base) for count, members in sorted(groups.items())]
+
+
+def _shared_counter(peers: Sequence[ComparedRun]) -> str | None:
+    sizes: defaultdict[str, set[int]] = defaultdict(set)
+    for peer in peers:
+        if peer.unit is not None and peer.units_per_gpu_hour is not None and peer.accelerators:
+            sizes[peer.unit.counter].add(peer.accelerators)
+    shared = [counter for counter in COUNTER_PREFERENCE if len(sizes[counter]) > 1]
+    return max(shared, key=lambda counter: len(sizes[counter]), default=None)
+
+
+def _rate(peer: ComparedRun, counter: str) -> Decimal | None:
+    return peer.units_per_gpu_hour if peer.unit is not None and peer.unit.counter == counter else None
+
+
+def _scaling_point(
+    count: int, counter: str | None, members: Sequence[tuple[Decimal, ComparedRun]], base: Decimal
+) -> ScalingPoint:
+    rates = [rate for rate, _ in members]
+    units = [] if counter is None else [peer.unit for _, peer in members if peer.unit is not None]
+    costs = [unit.cost for unit in units if unit.cost is not None]
+    return ScalingPoint(
+        accelerators=count,
+        runs=len(members),
+        counter=counter,
+        per_gpu=median(rates),
+        seconds=median(Decimal(unit.covered_ms * unit.per) / (unit.units * 1000) for unit in units) if units else None,
+        unit_cost=median(costs) if costs else None,
+        efficiency=median(rates) / base,
+        lowest=min(rates) / base,
+        highest=max(rates) / base,
+    )
 
 
 def measured_energy_mj(charges: Sequence[Charge]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from gpuledger_collector.accounting.unit_cost import HeldHour, UnitCost, hour_co
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.insight import run_report
 from gpuledger_collector.insight.bottlenecks import GpuReadings, find_bottlenecks
-from gpuledger_collector.insight.run_report import ComparedRun, RunReport
+from gpuledger_collector.insight.run_report import ComparedRun, RunReport, ScaledRuns
 from gpuledger_collector.insight.waste_receipt import make_receipt
 from gpuledger_collector.storage.findings import findings, recommendations
 from gpuledger_collector.storage.ledger import runs, zones
@@ -85,11 +86,35 @@ def report_run(
         restarts=max((unit.restarts for unit in units), default=0),
         outcome=runs.outcomes(connection, [workload_id]).get(workload_id, ""),
         peers=peers,
-        scaling=run_report.scaling_points(peers),
+        scaling=run_report.scaling_points([peer for peer in peers if peer.gpu_model == row.gpu_model]),
         gpus=gpus,
         judgment=find_bottlenecks(gpus),
         notes=_notes(counts, units),
     )
+
+
+def compare_sizes(connection: Connection, period: Period, owner: Mapping[str, str]) -> list[ScaledRuns]:
+    """Show how the runs of one name, team and model scale with their number of GPUs, costliest first.
+
+    Of each number the newest MAX_PEERS runs are read. Names that ran on one number of GPUs alone are left out.
+    """
+    calendar = zones.calendar(connection)
+    by_name: defaultdict[tuple[str, str, str, str], list[runs.RunRow]] = defaultdict(list)
+    for row in runs.listed(connection, period, owner):
+        if row.name and row.accelerators and row.currency is not None:
+            by_name[row.team, row.name, row.gpu_model, row.currency].append(row)
+    compared = []
+    for (team, name, model, currency), rows in by_name.items():
+        sizes = {row.accelerators for row in rows}
+        if len(sizes) < 2:
+            continue
+        newest = sorted(rows, key=lambda row: (-row.start_ms, row.key))
+        chosen = [row for size in sizes for row in [row for row in newest if row.accelerators == size][:MAX_PEERS]]
+        points = run_report.scaling_points([_peer(connection, calendar, row, "") for row in chosen])
+        if points:
+            cost_micro = sum(row.cost_micro or 0 for row in rows)
+            compared.append(ScaledRuns(team, name, model, currency, cost_micro, points))
+    return sorted(compared, key=lambda runs: (-runs.cost_micro, runs.team, runs.name, runs.gpu_model))
 
 
 def record_progress(
@@ -103,7 +128,7 @@ def record_progress(
     """Store the totals that a run reports of itself. Raises ValueError with a sentence."""
     at_ms = now_ms if at_ms is None else at_ms
     if not values:
-        raise ValueError("report at least one of steps, tokens and samples")
+        raise ValueError("report at least one of steps, tokens, samples and epochs")
     if not now_ms - LATEST_DAYS * DAY_MS <= at_ms <= now_ms + MAX_FUTURE_MS:
         raise ValueError(f"{format_instant(at_ms)} is more than {LATEST_DAYS} days ago, or lies ahead")
     with connection.transaction():
@@ -175,6 +200,7 @@ def _peer(connection: Connection, calendar: Calendar, run: runs.RunRow, outcome:
         key=run.key,
         start_ms=run.start_ms,
         end_ms=run.end_ms,
+        gpu_model=run.gpu_model,
         accelerators=run.accelerators,
         gpu_ns=run.gpu_ns,
         busy_ns=run.busy_ns,

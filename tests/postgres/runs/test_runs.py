@@ -203,6 +203,38 @@ def test_parts_peers_and_scaling_stand_in_the_report(priced, run):
     assert "cannot be said" in out
 
 
+def test_runs_of_one_name_are_compared_by_their_number_of_gpus(priced, run):
+    """Time and cost of a step for each number of GPUs, with the spread; a run that counted nothing is left out."""
+    for number in range(3, 9):
+        priced.capacity(number, 0, 3 * DAY)
+    sizes = {1: [1], 2: [2], 3: [3, 4], 4: [5, 6, 7, 8]}  # workload: cards
+    priced.evidence([Held(card, owner, 0, 2 * HOUR, busy=2 * HOUR) for owner, cards in sizes.items() for card in cards])
+    priced.evidence([Held(1, 5, 5 * HOUR, 6 * HOUR, busy=HOUR), Held(2, 6, 5 * HOUR, 6 * HOUR, busy=HOUR)])
+    priced.connection.execute("UPDATE workload SET name = 'train', tags = '{\"team\": \"vision\"}'")
+    priced.connection.execute("UPDATE workload SET name = 'alone' WHERE external_id = '6'")
+    for owner, steps in {1: 100, 2: 140, 3: 180, 4: 240}.items():  # steps an hour
+        keep(priced, priced.workload(owner), "steps", [(0, 0), (60, steps), (120, 2 * steps)], "run", "reported")
+    code, out, err = run("runs", *PERIOD, "--scaling", "--format", "csv")
+    assert code == 0, err
+    rows = list(csv.DictReader(io.StringIO(out)))
+    chosen = [
+        [row[name] for name in ("gpus", "runs", "seconds_per_unit", "unit_cost", "efficiency", "lowest", "highest")]
+        for row in rows
+    ]
+    # One GPU: 100 and 140 steps an hour, median 120. Two: 180 an hour are 90 a GPU, four: 60. 3.60 USD a GPU-hour.
+    assert chosen == [
+        ["1", "2", "30.857", "0.030857", "100.0%", "83.3%", "116.7%"],
+        ["2", "1", "20.000", "0.04", "75.0%", "", ""],
+        ["4", "1", "15.000", "0.06", "50.0%", "", ""],
+    ]
+    assert {(row["name"], row["team"], row["unit"], row["measure"]) for row in rows} == {
+        ("train", "vision", "step", "steps per GPU-hour")
+    }
+    (told,) = json.loads(run("runs", *PERIOD, "--scaling", "--format", "json")[1])
+    assert [point["efficiency_lowest"] for point in told["points"]] == ["0.833333", "0.750000", "0.500000"]
+    assert "no name ran" in run("runs", *PERIOD, "--scaling", "--owner", "team=other")[1]
+
+
 def test_the_page_needs_nothing_else_and_escapes_names(priced, run, tmp_path):
     """No script, no address to fetch from; a name is text."""
     priced.evidence([Held(1, 1, 0, 30 * HOUR, busy=20 * HOUR, idle=10 * HOUR)])
