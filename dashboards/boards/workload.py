@@ -71,6 +71,45 @@ HOURS_HELD = f"""
     )
 """
 """The hours in which it held each accelerator."""
+PREFERRED = "ARRAY['tokens', 'steps', 'samples', 'epochs']"
+YEAR_MS = 365 * DAY_MS
+SCALING = f"""
+    WITH named AS (
+        SELECT DISTINCT w.name, l.gpu_model, coalesce(o.team, '') AS team
+        FROM {CHARGES} l {MINE} LEFT JOIN owner o ON o.id = l.owner_id WHERE {RANGE} AND w.name <> ''
+    ), run AS (
+        SELECT l.workload_id, l.gpu_model, count(DISTINCT l.accelerator_id) AS gpus,
+            sum(l.cost_micro) / sum(l.gpu_ns) * {GPU_HOUR_NS} AS micro_per_gpu_hour
+        FROM {CHARGES} l JOIN workload p ON p.id = l.workload_id LEFT JOIN owner o ON o.id = l.owner_id
+        JOIN named n ON n.name = p.name AND n.gpu_model = l.gpu_model AND n.team = coalesce(o.team, '')
+        WHERE l.day_ms > {TO_MS} - {YEAR_MS} AND l.day_ms < {TO_MS} AND {CURRENCY} AND l.accelerator_id IS NOT NULL
+        GROUP BY 1, 2 HAVING sum(l.gpu_ns) > 0
+    ), counted AS (
+        SELECT run.*, s.counter, sum(h.units) AS units, sum(h.covered_ms) / 3600000.0 AS hours
+        FROM run JOIN counter_series s ON s.workload_id = run.workload_id AND s.via = 'reported'
+        JOIN counter_hour h ON h.series_id = s.id AND h.hour_ms > {TO_MS} - {YEAR_MS} AND h.hour_ms < {TO_MS}
+        GROUP BY run.workload_id, run.gpu_model, run.gpus, run.micro_per_gpu_hour, s.counter
+        HAVING sum(h.units) > 0 AND sum(h.covered_ms) > 0
+    ), compared AS (
+        SELECT counter FROM counted GROUP BY 1 HAVING count(DISTINCT gpus) > 1
+        ORDER BY count(DISTINCT gpus) DESC, array_position({PREFERRED}, counter) LIMIT 1
+    ), size AS (
+        SELECT gpu_model, gpus, count(*) AS runs, counter,
+            percentile_cont(0.5) WITHIN GROUP (ORDER BY hours * 3600 / units) AS seconds,
+            percentile_cont(0.5) WITHIN GROUP (ORDER BY micro_per_gpu_hour * gpus * hours / units) / {MICRO} AS cost,
+            percentile_cont(0.5) WITHIN GROUP (ORDER BY units / hours / gpus) AS rate,
+            min(units / hours / gpus) AS lowest, max(units / hours / gpus) AS highest
+        FROM counted JOIN compared USING (counter) GROUP BY gpu_model, gpus, counter
+    ), fewest AS (SELECT DISTINCT ON (gpu_model) gpu_model, rate FROM size ORDER BY gpu_model, gpus)
+    SELECT size.gpus AS "GPUs", size.runs, rtrim(size.counter, 's') AS unit, size.seconds AS "seconds a unit",
+        size.cost AS "cost of a unit", size.rate / fewest.rate AS efficiency, size.lowest / fewest.rate AS lowest,
+        size.highest / fewest.rate AS highest, size.gpu_model AS model
+    FROM size JOIN fewest USING (gpu_model) ORDER BY size.gpu_model, size.gpus
+"""
+"""Runs of its name, team and model in a year, by their number of GPUs: medians, and efficiency against the fewest.
+
+As `gpuledger runs --scaling` compares them, for counters that runs report of themselves.
+"""
 TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=("datasource",)),)
 DAY_OR_START = f'greatest({drawn(date("l.day_ms"))}, to_timestamp({FROM_MS} / 1000)) AS "time"'
 """A day's midnight; of the first day, where the range begins, which may be an instant of that day."""
@@ -222,6 +261,30 @@ BOARD = Board(
                         column("GPU-hours", decimals=1, width=95),
                         column("idle part", unit=RATIO, decimals=1, width=85),
                         column("correction of", unit="string", width=110),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "How runs of its name scale",
+            (
+                table(
+                    "By number of GPUs ($currency)",
+                    "Runs of its name, team and model in the year before the range's end: time and cost of a step (or "
+                    "of another unit that they report), and output per GPU against the fewest GPUs. May be empty "
+                    "where runs report no progress, or all had equally many GPUs.",
+                    SCALING,
+                    EXACT,
+                    width=24,
+                    height=6,
+                    overrides=(
+                        column("GPUs", unit="none", decimals=0, width=70),
+                        column("runs", unit="none", decimals=0, width=70),
+                        column("unit", unit="string", width=90),
+                        column("seconds a unit", unit="none", decimals=3),
+                        column("cost of a unit", decimals=6),
+                        *(column(name, unit=RATIO, decimals=1) for name in ("efficiency", "lowest", "highest")),
+                        column("model", unit="string"),
                     ),
                 ),
             ),

@@ -7,6 +7,8 @@ import psycopg
 import pytest
 
 from fakes.boards import BOARDS, SPAN, asked, chosen, options
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.services.run_report import compare_sizes
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +52,40 @@ def test_demand_answers_to_the_choice_of_a_model(ledger):
         assert rows(ledger, "demand", title, model=["NVIDIA L4"]) != everything, title
     title = "Forecast and actual demand, all models"
     assert rows(ledger, "demand", title, model=["NVIDIA L4"]) == rows(ledger, "demand", title) != []
+
+
+def test_runs_of_one_name_scale_as_the_command_says(ledger, seeded):
+    """Time, cost and efficiency of a step by number of GPUs: the panel's numbers are those of `runs --scaling`."""
+    held = ledger.execute(
+        "SELECT workload_id, min(gpu_model), count(DISTINCT accelerator_id), min(u.hour_ms) FILTER (WHERE held_ms = "
+        "3600000) FROM charge JOIN usage_hour u USING (accelerator_id, workload_id) WHERE charge.state = 'held' "
+        "GROUP BY 1 HAVING count(DISTINCT gpu_model) = 1 AND bool_and(currency = 'USD' AND cost_micro > 0) "
+        "AND bool_or(held_ms = 3600000) ORDER BY 2, 1"
+    ).fetchall()
+    first = next(a for a in held for b in held if a[1] == b[1] and a[2] < b[2])
+    second = next(b for b in held if first[1] == b[1] and first[2] < b[2])
+    ledger.execute("UPDATE workload SET name = 'scaled' WHERE id = ANY(%s)", ([first[0], second[0]],))
+    ledger.execute(
+        "UPDATE charge SET owner_id = (SELECT min(id) FROM owner) WHERE workload_id = ANY(%s)", ([first[0], second[0]],)
+    )
+    for (workload, _, _, hour_ms), steps in ((first, 1000), (second, 1500)):
+        ledger.execute(
+            "WITH made AS (INSERT INTO counter_series (workload_id, via, source, part, counter, engine) "
+            "VALUES (%s, 'reported', 'run', '', 'steps', 'run') RETURNING id) "
+            "INSERT INTO counter_hour (series_id, hour_ms, units, covered_ms, restarts) "
+            "SELECT id, %s, %s, 3600000, 0 FROM made",
+            (workload, hour_ms, steps),
+        )
+    (key,) = ledger.execute("SELECT key FROM workload WHERE id = %s", (first[0],)).fetchone()
+    panel = rows(ledger, "workload", "By number of GPUs ($currency)", workload=key)
+    period = Period(int(SPAN.since.timestamp() * 1000) - 40 * DAY_MS, int(SPAN.until.timestamp() * 1000) + DAY_MS)
+    (compared,) = [runs for runs in compare_sizes(ledger, period, {}) if runs.name == "scaled"]
+    assert [row["GPUs"] for row in panel] == [first[2], second[2]]
+    for row, point in zip(panel, compared.points, strict=True):
+        assert (row["runs"], row["unit"], row["GPUs"]) == (point.runs, "step", point.accelerators)
+        assert float(row["seconds a unit"]) == pytest.approx(float(point.seconds))
+        assert float(row["efficiency"]) == pytest.approx(float(point.efficiency))
+        assert float(row["cost of a unit"]) == pytest.approx(float(point.unit_cost), rel=1e-3)
 
 
 def test_unknown_activity_is_not_busy(ledger):

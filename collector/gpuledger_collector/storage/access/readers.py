@@ -30,6 +30,8 @@ READABLE = (
     "corrected_day",
     "correction",
     "conservation_check",
+    "counter_hour",
+    "counter_series",
     "day_recompute",
     "hour_recompute",
     "finding",

@@ -62,6 +62,8 @@ OWNED = {
     "workload": _WORKLOAD_OF_VIEWER.format("workload.id"),
     # Not by way of `workload`: Citus fails on a policy that reads a table of its own.
     "closed_workload": _WORKLOAD_OF_VIEWER.format("closed_workload.workload_id"),
+    "counter_series": _WORKLOAD_OF_VIEWER.format("counter_series.workload_id"),
+    "counter_hour": "series_id IN (SELECT id FROM counter_series)",
     "accelerator": "id IN (SELECT accelerator_id FROM finding) OR id IN (SELECT accelerator_id FROM dispute)",
 }
 """Tables of which a viewer sees some rows -> their condition. Policies also apply to tables inside a condition."""
