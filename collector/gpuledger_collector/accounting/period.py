@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
-_UNIX_SECONDS = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d{1,2})?")
+_UNIX_SECONDS = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d{1,2})?", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Bounds for what people write: milliseconds given by mistake for seconds lie outside of them.
 _YEAR_1900_MS = -2_208_988_800_000

@@ -25,8 +25,8 @@ from gpuledger_collector.config.csv_rows import Parsed
 from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.prices import read_prices
 from gpuledger_collector.ingest.files.bill import NoArrow, read_bill
+from gpuledger_collector.ingest.files.headers import TableOptions
 from gpuledger_collector.ingest.files.inventory import read_inventory
-from gpuledger_collector.ingest.files.job_table import TableOptions
 from gpuledger_collector.ingest.files.queue import read_queue
 from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
@@ -88,9 +88,10 @@ def usage(
 ) -> None:
     """Import who held how many GPUs: workload_id,start,end,gpus and, if known, gpu_model,pool,node,user,tag:NAME...
 
-    Columns may have other usual names (job_id, partition, team), any delimiter and any order. Instants are RFC 3339,
-    unix seconds, or local times with --zone; an empty end means still running. The same file twice changes nothing; a
-    known workload_id with other values is updated. Of two rows of a workload, the one that has ended counts.
+    Columns may have other usual names (job_id, partition, team), any delimiter and any order; a duration (elapsed,
+    hours) may stand for the end. Instants are RFC 3339, unix seconds, or local times with --zone; an empty end means
+    still running. The same file twice changes nothing; a known workload_id with other values is updated. Of two rows of
+    a workload, the one that has ended counts.
     Workloads of more than 90 days are named, because a forgotten end is billed until one is imported.
     """
     table = table_options(zone, dates, column)

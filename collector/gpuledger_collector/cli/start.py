@@ -42,10 +42,9 @@ from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
 
 app = new_app()
-SAMPLES = 3
-"""Rows of the file that are shown beside what its columns mean."""
-RATED_SINCE = "2000-01-01"
-"""From when `--rate` holds: before any usage that can be imported."""
+RATED_SINCE, LATER = "2000-01-01", "2000-01-02"
+"""From when `--rate` holds: before any usage that can be imported; and from when another rate goes before it."""
+_COMMA_RATE = re.compile(r"([0-9]+),([0-9]+)")
 _HOST_PORT = re.compile(r"[A-Za-z0-9.-]+:[0-9]{2,5}")
 DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -220,7 +219,7 @@ def _show(table: JobTable) -> None:
     """Print each column of the file, what it means, and the first rows."""
     facts = [
         f"columns separated by {DELIMITER_NAMES[table.delimiter]}",
-        plural(len(table.records), "row"),
+        plural(table.count, "row"),
         *(
             [f"the {'day' if table.day_first else 'month'} stands first in dates"]
             if table.day_first is not None
@@ -229,7 +228,7 @@ def _show(table: JobTable) -> None:
         *([f"times without a zone are those of {table.zone.key}"] if table.zone is not None else []),
     ]
     say(f"{table.path}: {', '.join(facts)}")
-    samples = table.records[:SAMPLES]
+    samples = table.samples
     columns = [
         Column("column"),
         Column("means"),
@@ -238,7 +237,7 @@ def _show(table: JobTable) -> None:
     rows = [
         {
             "column": name,
-            "means": meaning or "(ignored)",
+            "means": (meaning or "(ignored)") + (" and part of workload_id" if name == table.namespace else ""),
             **{str(record.line): record.cells[name].strip() for record in samples},
         }
         for name, meaning in table.columns.items()
@@ -259,6 +258,10 @@ def _ask(question: str) -> None:
 
 
 def _price(rate: str, currency: str) -> Price:
+    if comma := _COMMA_RATE.fullmatch(rate):
+        if len(comma[2]) == len("000"):
+            refuse(f"--rate: {rate!r} can be read as {comma[1]}{comma[2]} or as {comma[1]}.{comma[2]}; write it so")
+        rate = f"{comma[1]}.{comma[2]}"
     cells = {
         "pool": "",
         "gpu_model": "",
@@ -283,8 +286,12 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
     try:
         with session.database.transaction(dry_run=dry_run) as connection:
             outcome = prices.add(connection, [price], now())
-    except prices.CurrencyChanged as error:
-        refuse("; ".join(f"--currency: {problem.message}" for problem in error.problems))
+    except prices.CurrencyChanged:
+        rate = f"--rate {price.rate.normalize():f} --currency {price.currency}"
+        refuse(
+            f"--currency: an earlier start set a rate in another currency, which a rate keeps; `gpuledger prices set "
+            f"{rate} --from {LATER}` goes before it, then start without --rate"
+        )
     if outcome.updated:
         return f" instead of the rate in force; {days_note(outcome)}"
     return f"; {days_note(outcome)}" if outcome.added else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
-import io
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.model import Record, Row
 
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 Value = TypeVar("Value")
 AnyRow = TypeVar("AnyRow", bound=Row)
 # cells over MAX_TEXT are refused with their column; csv's own limit, 128 KiB by default, knows none
@@ -79,15 +80,29 @@ def decode(path: Path, problems: list[Problem]) -> str | None:
         problems.append(Problem("bad_gzip", str(path), f"is not a whole gzip file: {error}"))
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        problems.append(Problem("bad_encoding", f"{path}:{line}", "is not UTF-8 text; save it as CSV UTF-8"))
+        problems.append(Problem("bad_encoding", f"{path}:{line}", _encoding_message(path, content)))
     return None
+
+
+def _encoding_message(path: Path, content: bytes) -> str:
+    """Why a file is no text, and how to make it one: Windows writes the letters of western Europe in a byte each."""
+    try:
+        content.decode("cp1252")
+    except UnicodeDecodeError:
+        return "is not UTF-8 text; save it as CSV UTF-8"
+    return (
+        "is not UTF-8 but looks like Windows-1252; save it as CSV UTF-8, or: "
+        f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > utf8.csv"
+    )
 
 
 def split_rows(
     path: Path, text: str, problems: list[Problem], delimiter: str = ","
 ) -> tuple[list[str], Iterator[Record]]:
     """Header and rows of a CSV text; a row with another number of cells than the header is a problem."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+    # Line by line: a StringIO takes four bytes for each character.
+    lines = (match[0] for match in _LINE.finditer(text))
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
     try:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as error:

@@ -33,7 +33,7 @@ MAX_TEXT = 4_000
 MAX_AMOUNT = 1_000_000_000
 """Of an amount in major units: a typing error is refused, not billed."""
 MAX_RATE = 1_000_000
-_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", re.ASCII)
 _CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -80,7 +80,8 @@ def scalar(value: object) -> str:
     if isinstance(value, dict | list):
         raise refusal("bad_value", "must be a single value, not a list or a table")
     text = value if isinstance(value, str) else value.isoformat() if isinstance(value, dt.datetime) else str(value)
-    if _UNSTORABLE.search(text):
+    # Printable text, the usual case, holds neither.
+    if not text.isprintable() and _UNSTORABLE.search(text):
         raise refusal("bad_character", "holds a character that cannot be stored (NUL, or half of a surrogate pair)")
     if len(text) > MAX_TEXT:
         raise refusal("too_long", f"has {len(text)} characters; at most {MAX_TEXT} are kept")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.ingest.files.job_table import TableOptions
+from gpuledger_collector.ingest.files.headers import SACCT_COLUMNS, TableOptions
+from gpuledger_collector.ingest.files.sacct import COLUMNS
 from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
 from postgres.money.test_import_usage import stored
 
@@ -57,8 +58,15 @@ def test_another_rate_replaces_the_one_before(run, fleet) -> None:
         assert code == 0
     assert "3801.25" in out
     assert re.search(r"rate: 5 USD a GPU-hour instead of the rate in force; \d+ days to rate again", out)
-    code, _, err = run("start", EXAMPLES / "jobs.csv", "--rate", "5", "--currency", "EUR", "--yes")
-    assert (code, "--currency: " in err) == (2, True)
+    code, _, err = run("start", EXAMPLES / "jobs.csv", "--rate", "4,50", "--currency", "EUR", "--yes")
+    assert code == 2
+    cure = "gpuledger prices set --rate 4.5 --currency EUR --from 2000-01-02"
+    assert f"--currency: an earlier start set a rate in another currency, which a rate keeps; `{cure}`" in err
+    assert run(*cure.split()[1:])[0] == 0
+    code, out, _ = run("start", EXAMPLES / "jobs.csv", "--yes")
+    assert code == 0
+    total = next(line.split() for line in out.splitlines() if line.startswith("total"))
+    assert total[1:] == ["760.250000", "3421.12", "EUR"]
 
 
 def test_a_spreadsheet_of_another_country(run, fleet) -> None:
@@ -95,6 +103,7 @@ def test_nothing_is_imported_unasked(run, fleet) -> None:
     ("options", "words"),
     [
         (("--rate", "cheap"), "--rate: 'cheap' is not a decimal number"),
+        (("--rate", "1,250"), "--rate: '1,250' can be read as 1250 or as 1.250; write it so"),
         (("--rate", "1", "--currency", "EURO"), "--currency: "),
         (("--zone", "Berlin"), "--zone: 'Berlin' is no zone"),
         (("--column", "start"), "--column: 'start' is not MEANING=NAME"),
@@ -193,7 +202,7 @@ def test_serial_numbers_of_spreadsheets(written) -> None:
         (("0,5", "1.024"), [0.5, 1024.0]),
         (("1.039,5", "8"), [1039.5, 8.0]),
         (("0.5", "8"), [0.5, 8.0]),
-        (("1.024", "8"), "'1.024' GPUs can be read as 1024 or as 1.024"),
+        (("1.024", "8"), "the number '1.024' can be read as 1024 or as 1.024"),
         (("0,5", "1.5"), "2:gpus"),
     ],
 )
@@ -264,3 +273,135 @@ def test_a_problem_names_the_column_as_the_file_does(written) -> None:
     path = written("a.csv", "job,Anzahl,Begin,end\na,many,yesterday,\n")
     parsed = read(path, columns={"gpus": "Anzahl"})
     assert sorted(problem.source for problem in parsed.problems) == [f"{path}:2:Anzahl", f"{path}:2:Begin"]
+
+
+def spans(parsed) -> dict[str, tuple[int, int | None]]:
+    """Start and length in seconds, by workload."""
+    return {
+        row.workload_id: (row.start_ms // 1000, None if row.end_ms is None else (row.end_ms - row.start_ms) // 1000)
+        for row in parsed.rows
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "seconds"),
+    [
+        ("Elapsed", ("1-02:03:04", "00:10:00", "26:00:00"), [93_784, 600, 93_600]),
+        ("duration", ("1 day, 2:00:00", "5h12m", "90s"), [93_600, 18_720, 90]),
+        ("Hours", ("1.5", "0.25", "3"), [5400, 900, 10_800]),
+        ("ElapsedRaw", ("60", "", "0"), [60, None, 0]),
+        ("Runtime minutes", ("1", "2.5", "100"), [60, 150, 6000]),
+    ],
+)
+def test_a_duration_stands_for_the_end(written, column, cells, seconds) -> None:
+    """The end is the start and the duration; without one the job still runs."""
+    rows = "".join(f'{number},1,1759276800,"{cell}"\n' for number, cell in enumerate(cells))
+    parsed = read(written("u.csv", f"job_id,gpus,start,{column}\n{rows}"))
+    assert parsed.problems == []
+    assert spans(parsed) == {str(number): (1_759_276_800, length) for number, length in enumerate(seconds)}
+
+
+def test_durations_that_are_not_clear(written) -> None:
+    """A number without a unit is refused with the option, a bad cell is named, and beside an end it means nothing."""
+    path = written("a.csv", "job_id,gpus,start,duration\n1,1,1759276800,90\n")
+    (problem,) = read(path).problems
+    assert str(problem) == (
+        f"{path}:1:duration: '90' can be hours, minutes or seconds; --column duration_hours=duration says which"
+    )
+    assert spans(read(path, columns={"duration_minutes": "duration"})) == {"1": (1_759_276_800, 5400)}
+    path = written("b.csv", "job_id,gpus,start,Elapsed\n1,1,1759276800,12:30\n2,1,1759276800,01:00:00\n")
+    parsed = read(path)
+    assert [str(problem) for problem in parsed.problems] == [
+        f"{path}:2:Elapsed: '12:30' is no duration; write it as 1-02:03:04, 26:03:04 or 5h12m"
+    ]
+    assert list(spans(parsed)) == ["2"]
+    parsed = read(written("c.csv", "job_id,gpus,start,end,Elapsed\n1,1,1759276800,1759276860,09:00:00\n"))
+    assert spans(parsed) == {"1": (1_759_276_800, 60)}
+    parsed = read(written("d.csv", "job_id;gpus;start;hours\n1;0,5;1759276800;1,5\n2;2;1759276800;1.000\n"))
+    assert spans(parsed) == {"1": (1_759_276_800, 5400), "2": (1_759_276_800, 3_600_000)}
+
+
+def test_a_namespace_is_the_team_and_part_of_the_id(run, written, fleet) -> None:
+    """Two pods of one name in two namespaces are two workloads; a team beside it is the team."""
+    text = "pod,namespace,gpus,start,end\ntrain-0,vision,1,1759276800,1759280400\ntrain-0,nlp,2,1759276800,1759280400\n"
+    code, out, err = run("start", written("pods.csv", text), "--rate", "1", "--yes")
+    assert code == 0, err
+    lines = [line.split() for line in out.splitlines()]
+    assert ["namespace", "tag:team", "and", "part", "of", "workload_id", "vision", "nlp"] in lines
+    assert ["nlp", "2.000000", "2.00"] in [line[:3] for line in lines]
+    parsed = read(written("pods.csv", text))
+    assert [(row.workload_id, row.tags) for row in parsed.rows] == [
+        ("vision/train-0", {"team": "vision", "namespace": "vision"}),
+        ("nlp/train-0", {"team": "nlp", "namespace": "nlp"}),
+    ]
+    parsed = read(written("uid.csv", "pod_uid,namespace,team,gpus,start,end\nab-1,prod,vision,1,1759276800,\n"))
+    assert [(row.workload_id, row.tags) for row in parsed.rows] == [
+        ("ab-1", {"namespace": "prod", "team": "vision"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "JobID|JobName|Partition|Account|AllocCPUS|State|ExitCode\n7|a|gpu|x|8|COMPLETED|0:0\n",
+            "this is what sacct prints by default, without start, end and GPUs; print it with: TZ=UTC",
+        ),
+        (
+            "JobID           JobName  Partition    Account  AllocCPUS      State ExitCode \n"
+            "------------ ---------- ---------- ---------- ---------- ---------- --------\n"
+            "7                     a        gpu          x          8  COMPLETED      0:0\n",
+            "sacct -X -a -P -n -D",
+        ),
+        (
+            "101,vision,4,4,2026-10-01T08:00:00Z,2026-10-02T20:00:00Z\n",
+            "the first line is a row and names no columns ('101', 'vision', '4', '4', '2026-10-01T08:00:00Z', ",
+        ),
+    ],
+)
+def test_a_header_that_does_not_help_is_one_sentence_with_the_cure(run, written, text, words) -> None:
+    """What sacct prints by default, and a first line that is a row already."""
+    code, out, err = run("start", written("jobs.txt", text), "--yes")
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 2  # the sentence, and that nothing was imported
+
+
+def test_the_command_that_is_named_is_what_import_sacct_reads() -> None:
+    """The columns of the sentence are those of `import sacct`."""
+    assert tuple(SACCT_COLUMNS.split(",")) == COLUMNS
+
+
+def test_a_file_of_windows_is_named_with_its_cure(run, tmp_path) -> None:
+    """Umlauts of Windows-1252 are no UTF-8; the command that is named makes them that."""
+    path = tmp_path / "jobs.csv"
+    path.write_bytes("job_id;Team;gpus;start;end\n1;Größe;1;1759276800;\n".encode("cp1252"))
+    code, _, err = run("start", path, "--yes")
+    assert code == 2
+    assert (
+        "looks like Windows-1252; save it as CSV UTF-8, or: iconv -f WINDOWS-1252 -t UTF-8 jobs.csv > utf8.csv" in err
+    )
+
+
+def test_a_sum_below_the_rows_is_no_job(written) -> None:
+    """The last row of a spreadsheet is named and left out; a job called Total counts."""
+    path = written(
+        "u.csv",
+        "job;team;gpus;start;end\nTotal;x;1;1759276800;1759280400\n2;nlp;1;1759276800;1759280400\nSumme:;;2;;\n",
+    )
+    parsed = read(path)
+    assert [row.workload_id for row in parsed.rows] == ["Total", "2"]
+    assert parsed.problems == []
+    assert "line 4 ('Summe:') is a sum and no job: left out" in parsed.notes
+
+
+def test_digits_of_other_scripts_are_no_numbers(written) -> None:
+    """Arabic digits in a date or a number are refused like any other letter."""
+    path = written("u.csv", "job;gpus;start;end\na;1;٠١.١٠.٢٠٢٦ ٠٨:٠٠;\nb;٢;01.10.2026 08:00;\nc;1;١٧٥٩٢٧٦٨٠٠;\n")
+    parsed = read(path, zone="UTC")
+    assert parsed.rows == []
+    assert sorted(problem.source for problem in parsed.problems) == [
+        f"{path}:2:start",
+        f"{path}:3:gpus",
+        f"{path}:4:start",
+    ]

@@ -1,82 +1,59 @@
 """Tables of jobs as schedulers and spreadsheets write them: what each column means and how its instants are written.
 
-Whatever a file looks like, it leaves here as records of the usage import: columns by their names, instants as RFC 3339
-with a zone. What can be read in two ways is never guessed: it is a problem that names the option that settles it.
+Whatever a file looks like, it leaves here as records of the usage import: columns by their names, instants in unix
+milliseconds. What can be read in two ways is never guessed: it is a problem that names the option that settles it.
+
+A file is read twice: once to decide what its columns mean, which takes all of its rows, and once to hand them over.
 """
 
 from __future__ import annotations
 
-import csv
-import datetime as dt
-import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import decode, split_rows
+from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.model import Record
+from gpuledger_collector.ingest.files.headers import (
+    DURATIONS,
+    TAG,
+    TableOptions,
+    column_meanings,
+    delimiter_of,
+    header_problem,
+    namespace_column,
+)
+from gpuledger_collector.ingest.files.instants import (
+    UNIT_MS,
+    DateOrder,
+    InstantReader,
+    date_order,
+    date_part,
+    is_local,
+    is_number,
+    span_ms,
+    units_ms,
+)
 from gpuledger_common.plurals import plural
 
-SYNONYMS = {
-    "workload_id": "workload workload_uid workload_uuid job_id jobid jobidraw job task_id run_id pod pod_name pod_uid "
-    "id",
-    "start": "start_time started started_at start_at start_ts start_date begin begin_time begin_at began from",
-    "end": "end_time ended ended_at end_at end_ts end_date finish finish_time finished finished_at completed_at "
-    "completion_time stop stop_time stopped_at to until",
-    "gpus": "gpu num_gpus num_gpu n_gpus ngpus gpu_count gpus_count gpu_num gpus_allocated allocated_gpus alloc_gpus "
-    "number_of_gpus alloctres alloc_tres",
-    "gpu_model": "gpu_type gpu_name gpu_kind accelerator accelerator_type",
-    "pool": "partition queue",
-    "node": "nodelist node_list node_name nodename host hostname",
-    "user": "user_name username uid_name submitted_by",
-    "account": "account_name",
-    "job_name": "jobname name",
-    "submitted": "submit submit_time submitted_at submission_time queued_at",
-    "state": "status job_state final_state",
-    "tag:org": "org organization organisation",
-    "tag:team": "team team_name",
-    "tag:project": "project project_name",
-    "tag:experiment": "experiment experiment_name",
-    "tag:run": "run run_name",
-}
-"""Other names of the columns, in lower case with underscores."""
 INSTANTS = ("start", "end", "submitted")
-DELIMITERS = ",;\t|"
-TAG = "tag:"
-_EXCEL_EPOCH = dt.datetime(1899, 12, 30)  # noqa: DTZ001  a serial number is a local time
-_EXCEL_DAYS = (36_526, 73_051)
-"""Serial numbers of 2000-01-01 and 2100-01-01."""
-_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?)?")
-_YEAR_FIRST = re.compile(r"(?P<year>\d{4})[/.](?P<month>\d{1,2})[/.](?P<day>\d{1,2})(?P<clock>[T ,]+.*)?")
-_YEAR_LAST = re.compile(
-    r"(?P<first>\d{1,2})(?P<mark>[./-])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?P<clock>[T ,]+.*)?"
-)
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,6}))?)?(?: ?([AaPp])\.?[Mm]\.?)?")
-_NUMBER = re.compile(r"\d+([.,]\d+)?")
-_TRES_GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)")
-_DECIMAL_COMMA = re.compile(r"(\d+|\d{1,3}(\.\d{3})+),\d+")
-_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
+SAMPLES = 3
+"""Rows that show what a table is like."""
+_TRES_GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
+_DECIMAL_POINT = re.compile(r"\d*\.\d+", re.ASCII)
+_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+", re.ASCII)
 _SEPARATOR = re.compile(r"sep=(.)\r?\n")
-_STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(?:batch|extern|interactive|\d+)")
+_STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(?:batch|extern|interactive|\d+)", re.ASCII)
 _NO_INSTANT = {"", "unknown", "none", "n/a", "null", "nan", "-"}
-_FIRST_MILLISECONDS = 10**11
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """What a person says about a table that it does not say itself.
-
-    `columns`: meaning -> header name, against the synonyms; `zone`: of times without one; `day_first`: how to read
-    03/04/2026.
-    """
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    zone: str | None = None
-    day_first: bool | None = None
+_SUMS = {"total", "totals", "sum", "subtotal", "grand total", "summe", "gesamt", "gesamtsumme", "totale", "suma"}
+_BAD = "?"
+"""A cell whose problem is known already; no field takes it."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +61,61 @@ class JobTable:
     """A table of jobs as it was understood. `columns`: header name -> meaning, None for what is ignored."""
 
     path: Path
+    text: str = field(repr=False)
+    first_line: int
+    """How many lines of the file stand before its header."""
     delimiter: str
     header: Sequence[str]
     columns: Mapping[str, str | None]
-    records: Sequence[Record]
+    count: int = 0
+    """Rows that are not blank."""
+    samples: Sequence[Record] = ()
+    job_ids: frozenset[str] = frozenset()
+    """Jobs that have a row of their own, among those that have rows of steps."""
     day_first: bool | None = None
     """How dates such as 03/04/2026 are read; None where there are none."""
     has_decimal_comma: bool = False
     """Whether a comma separates the decimals of a number, and a point its thousands."""
     zone: ZoneInfo | None = None
+    namespace: str | None = None
+    """The column of namespaces, where ids are unique in a namespace only."""
 
-    @property
+    @cached_property
     def meanings(self) -> dict[str, str]:
         """Meaning -> header name."""
         return {meaning: name for name, meaning in self.columns.items() if meaning is not None}
+
+    def column_of(self, meaning: str) -> str:
+        """The column that says it, which may be a duration for an end; the meaning itself where none does."""
+        lengths = DURATIONS if meaning == "end" else ()
+        return next((self.meanings[name] for name in (meaning, *lengths) if name in self.meanings), meaning)
+
+    def rows(self, problems: list[Problem]) -> Iterator[Record]:
+        """The rows as written, without blank ones; adds what is no row."""
+        _, rows = split_rows(self.path, self.text, problems, self.delimiter)
+        shift = self.first_line
+        for row in rows:
+            if any(map(str.strip, row.cells.values())):
+                yield replace(row, line=row.line + shift) if shift else row
+
+
+@dataclass(slots=True)
+class _Survey:
+    """What the rows of a table say together: few values, however many rows."""
+
+    count: int = 0
+    samples: list[Record] = field(default_factory=list)
+    dates: dict[str, None] = field(default_factory=dict)
+    numbers: dict[str, None] = field(default_factory=dict)
+    """Of GPUs, and of durations in a unit."""
+    spans: dict[str, None] = field(default_factory=dict)
+    """Durations without a unit that are numbers."""
+    local: str | None = None
+    """An instant without a zone."""
+    has_zone: bool = False
+    """Whether some instant says its zone."""
+    steps: set[str] = field(default_factory=set)
+    """Jobs of which there are steps."""
 
 
 def read_table(
@@ -112,85 +130,210 @@ def read_table(
         return None
     # Spreadsheets write the delimiter into a first line of its own; it counts as a line of the file.
     said = _SEPARATOR.match(text)
-    text, skipped = (text[said.end() :], 1) if said else (text, 0)
-    delimiter = said[1] if said else _delimiter(text)
-    header, rows = split_rows(path, text, problems, delimiter)
-    if problems:
-        return None
-    columns = _columns(path, header, known, options, problems)
+    text, first_line = (text[said.end() :], 1) if said else (text, 0)
+    delimiter = said[1] if said else delimiter_of(text)
+    wrong: list[Problem] = []
+    header, _ = split_rows(path, text, wrong, delimiter)
+    columns = {} if wrong else column_meanings(path, header, [*known, *DURATIONS], options, wrong)
     missing = [name for name in needed if name not in columns.values()]
-    if missing:
-        problems.append(_missing(path, header, columns, missing))
-    if problems:
+    if "end" in missing and set(DURATIONS) & set(columns.values()):
+        missing.remove("end")
+    if any(header) and (missing or wrong):
+        of_header = header_problem(path, header, columns, missing, wrong)
+        wrong = wrong if of_header is None else [of_header]
+    if wrong:
+        problems += wrong
         return None
-    filled = [replace(row, line=row.line + skipped) for row in rows if any(map(str.strip, row.cells.values()))]
     zone = ZoneInfo(options.zone) if options.zone else None
-    table = JobTable(path, delimiter, header, columns, filled, zone=zone)
+    table = JobTable(path, text, first_line, delimiter, header, columns, zone=zone)
+    survey = _survey(table)
     table = replace(
-        table, day_first=_day_first(table, options, problems), has_decimal_comma=_has_decimal_comma(table, problems)
+        table,
+        count=survey.count,
+        samples=survey.samples,
+        job_ids=_job_ids(table, survey),
+        day_first=_day_first(table, survey, options, problems),
+        has_decimal_comma=_has_decimal_comma(table, survey, problems),
+        namespace=namespace_column(table.columns),
     )
-    _require_zone(table, problems)
-    return None if _of_file(problems) else table
+    if survey.spans:
+        name, example = table.meanings["duration"], next(iter(survey.spans))
+        message = f"{example!r} can be hours, minutes or seconds; --column duration_hours={name} says which"
+        problems.append(Problem("two_readings", f"{path}:1:{name}", message))
+    if survey.local is not None and zone is None and not survey.has_zone:
+        message = f"times such as {survey.local!r} have no zone; --zone Europe/Berlin or --zone UTC says which it is"
+        problems.append(Problem("no_zone", str(path), message))
+    return None if any(problem.code in {"two_readings", "no_zone"} for problem in problems) else table
 
 
-def _of_file(problems: Sequence[Problem]) -> bool:
-    return any(problem.code in {"two_readings", "no_zone"} for problem in problems)
+def _survey(table: JobTable) -> _Survey:
+    survey = _Survey()
+    names = table.meanings
+    instants = [names[meaning] for meaning in INSTANTS if meaning in names]
+    numbers = [names[meaning] for meaning in ("gpus", *UNIT_MS) if meaning in names]
+    for row in table.rows([]):
+        survey.count += 1
+        if len(survey.samples) < SAMPLES:
+            survey.samples.append(row)
+        cells = row.cells
+        if (step := _STEP.fullmatch(cells[names["workload_id"]].strip())) is not None:
+            survey.steps.add(step[1])
+        for name in instants:
+            if cell := cells[name].strip():
+                survey.dates[date_part(cell)] = None
+                if table.zone is None and not survey.has_zone:
+                    survey.has_zone = not is_local(cell) and cell.casefold() not in _NO_INSTANT
+                    survey.local = survey.local or (cell if is_local(cell) else None)
+        for name in numbers:
+            survey.numbers[cells[name].strip()] = None
+        if "duration" in names and is_number(cell := cells[names["duration"]].strip()):
+            survey.spans[cell] = None
+    return survey
 
 
-def records(table: JobTable, problems: list[Problem], notes: list[str]) -> Iterator[Record]:
-    """The rows by meaning, with instants that say their zone.
+def _job_ids(table: JobTable, survey: _Survey) -> frozenset[str]:
+    if not survey.steps:
+        return frozenset()
+    name = table.meanings["workload_id"]
+    ids = (row.cells[name].strip() for row in table.rows([]))
+    return frozenset(job for job in ids if job in survey.steps)
 
-    Adds a problem for each local time that is no instant; its cell stays as it was written, which no import takes.
+
+def records(
+    table: JobTable, allowed: Instants, problems: list[Problem], notes: list[str]
+) -> Iterator[tuple[Record, Mapping[str, str]]]:
+    """The rows by meaning, with their tags; instants are unix milliseconds, the end is there where a duration was.
+
+    Adds a problem for each cell that is no instant or none of those allowed; no field takes what is in its place.
     """
-    repeated = steps = 0
-    id_column = table.meanings["workload_id"]
-    ids = {record.cells[id_column].strip() for record in table.records}
-    for record in table.records:
-        cells = {meaning: record.cells[name].strip() for meaning, name in table.meanings.items()}
-        step = _STEP.fullmatch(cells["workload_id"])
-        if step is not None and step[1] in ids:
+    reader = _RecordReader(table, InstantReader(table.zone, table.day_first), allowed, problems)
+    id_column, start_column = table.meanings["workload_id"], table.meanings["start"]
+    steps = 0
+    for row in table.rows(problems):
+        if table.job_ids and _step_of(row.cells[id_column].strip()) in table.job_ids:
             steps += 1
-            continue
-        for meaning in INSTANTS:
-            if cells.get(meaning, "").casefold() in _NO_INSTANT:
-                cells |= {meaning: ""} if meaning in cells else {}
-                continue
-            try:
-                cells[meaning], is_repeated = _instant(cells[meaning], table)
-                repeated += is_repeated
-            except ValueError as error:
-                problems.append(Problem("bad_instant", f"{record.source}:{meaning}", str(error)))
-        cells["gpus"] = _gpus(cells["gpus"], table.has_decimal_comma)
-        yield Record(record.file, record.line, cells)
+        elif row.cells[start_column].strip().casefold() in _NO_INSTANT and (total := _sum_in(row.cells)) is not None:
+            notes.append(f"line {row.line} ({total!r}) is a sum and no job: left out")
+        else:
+            yield reader.read(row)
     if steps:
         notes.append(f"{plural(steps, 'step')} of Slurm jobs that have a row of their own: left out")
+    repeated = reader.instants.repeated
     if repeated:
         zone = table.zone.key if table.zone else ""
         notes.append(f"{plural(repeated, 'instant')} in an hour that {zone} has twice: read as the first of the two")
 
 
-def _has_decimal_comma(table: JobTable, problems: list[Problem]) -> bool:
-    """Decide what a comma and a point mean over all numbers of GPUs; a file that leaves it open is refused."""
+@dataclass(slots=True)
+class _RecordReader:
+    """Turns rows into records by meaning."""
+
+    table: JobTable
+    instants: InstantReader
+    allowed: Instants
+    problems: list[Problem]
+    texts: list[tuple[str, str]] = field(init=False)
+    """Meaning and column of the cells that stay as they are, and so on."""
+    times: list[tuple[str, str]] = field(init=False)
+    lengths: list[tuple[str, str]] = field(init=False)
+    tags: list[tuple[str, str]] = field(init=False)
+    tag_sets: dict[tuple[str, ...], Mapping[str, str]] = field(default_factory=dict)
+    """By their values: many rows have the same."""
+
+    def __post_init__(self) -> None:
+        named = self.table.meanings.items()
+        special = {*INSTANTS, *DURATIONS, "gpus"}
+        self.texts = [(name, column) for name, column in named if name not in special and not name.startswith(TAG)]
+        self.times = [(name, column) for name, column in named if name in INSTANTS]
+        self.lengths = [(name, column) for name, column in named if name in DURATIONS]
+        self.tags = [(name.removeprefix(TAG), column) for name, column in named if name.startswith(TAG)]
+        if self.table.namespace is not None and "namespace" not in dict(self.tags):
+            self.tags.append(("namespace", self.table.namespace))
+
+    def read(self, row: Record) -> tuple[Record, Mapping[str, str]]:
+        """The record and the tags of a row."""
+        raw, comma = row.cells, self.table.has_decimal_comma
+        cells: dict[str, object] = {meaning: raw[column].strip() for meaning, column in self.texts}
+        for meaning, column in self.times:
+            cells[meaning] = self._instant(raw[column].strip(), row, meaning)
+        for meaning, column in self.lengths:
+            cells["end"] = self._end(raw[column].strip(), cells["start"], row, meaning)
+        gpus = raw[self.table.meanings["gpus"]].strip()
+        cells["gpus"] = str(gpus_of(gpus)[0]) if "=" in gpus else _number(gpus, comma)
+        values = tuple([raw[column].strip() for _, column in self.tags])
+        tags = self.tag_sets.get(values)
+        if tags is None:
+            names = (name for name, _ in self.tags)
+            tags = self.tag_sets[values] = {name: value for name, value in zip(names, values, strict=True) if value}
+        if self.table.namespace is not None and (namespace := raw[self.table.namespace].strip()):
+            cells["workload_id"] = f"{namespace}/{cells['workload_id']}"
+        return Record(row.file, row.line, cells), tags
+
+    def _instant(self, cell: str, row: Record, meaning: str) -> int | str:
+        try:
+            at_ms = self.instants.read(cell)
+        except ValueError as error:
+            if cell.casefold() in _NO_INSTANT:
+                return ""
+            return self._bad("bad_instant", row, meaning, str(error))
+        # Compared here, because this is asked of every cell.
+        if self.allowed.first_ms <= at_ms < self.allowed.end_ms:
+            return at_ms
+        return self._bad("bad_instant", row, meaning, self.allowed.problem(cell, at_ms) or "")
+
+    def _end(self, cell: str, start: object, row: Record, meaning: str) -> int | str:
+        """The end by the duration of a row; empty where it has none."""
+        if cell.casefold() in _NO_INSTANT or not isinstance(start, int):
+            return ""
+        unit_ms = UNIT_MS.get(meaning)
+        try:
+            if unit_ms is None:
+                return start + span_ms(cell)
+            return start + units_ms(_number(cell, self.table.has_decimal_comma), unit_ms)
+        except ValueError as error:
+            return self._bad("bad_span", row, "end", str(error))
+
+    def _bad(self, code: str, row: Record, meaning: str, message: str) -> str:
+        self.problems.append(Problem(code, f"{row.source}:{meaning}", message))
+        return _BAD
+
+
+def _step_of(job: str) -> str | None:
+    step = _STEP.fullmatch(job)
+    return None if step is None else step[1]
+
+
+def _sum_in(cells: Mapping[str, str]) -> str | None:
+    """The cell that says that a row adds up the others."""
+    return next((cell.strip() for cell in cells.values() if cell.strip(" :").casefold() in _SUMS), None)
+
+
+def _has_decimal_comma(table: JobTable, survey: _Survey, problems: list[Problem]) -> bool:
+    """Decide what a comma and a point mean over all numbers; a file that leaves it open is refused."""
     if table.delimiter == ",":
         return False
-    cells = [record.cells[table.meanings["gpus"]].strip() for record in table.records]
-    if any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+    if any(_DECIMAL_COMMA.fullmatch(cell) for cell in survey.numbers):
         return True
-    unclear = next((cell for cell in cells if _THOUSANDS.fullmatch(cell)), None)
-    if unclear is not None:
-        message = f"{unclear!r} GPUs can be read as {unclear.replace('.', '')} or as {unclear.rstrip('0').rstrip('.')}"
+    unclear = next((cell for cell in survey.numbers if _THOUSANDS.fullmatch(cell)), None)
+    has_point = any(_DECIMAL_POINT.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in survey.numbers)
+    if unclear is not None and not has_point:
+        message = (
+            f"the number {unclear!r} can be read as {unclear.replace('.', '')} or as {unclear.rstrip('0').rstrip('.')}"
+        )
         problems.append(
             Problem("two_readings", str(table.path), f"{message}; write it without the point, or with 6 decimals")
         )
     return False
 
 
-def _gpus(cell: str, has_decimal_comma: bool) -> str:
-    """A number of GPUs as written, by the marks of its file, or within Slurm's AllocTRES."""
-    if has_decimal_comma and (_DECIMAL_COMMA.fullmatch(cell) or _THOUSANDS.fullmatch(cell)):
+def _number(cell: str, has_decimal_comma: bool) -> str:
+    """A number with a decimal point, by the marks of its file."""
+    if not has_decimal_comma:
+        return cell
+    if _DECIMAL_COMMA.fullmatch(cell) or _THOUSANDS.fullmatch(cell):
         return cell.replace(".", "").replace(",", ".")
     # With a point that is neither, it is left for the import to refuse.
-    return str(gpus_of(cell)[0]) if "=" in cell else cell.replace(".", "?") if has_decimal_comma else cell
+    return cell.replace(".", "?")
 
 
 def gpus_of(alloc_tres: str) -> tuple[int, str]:
@@ -202,167 +345,17 @@ def gpus_of(alloc_tres: str) -> tuple[int, str]:
     return sum(counts.values()) if untyped is None else untyped, model
 
 
-def _delimiter(text: str) -> str:
-    """The delimiter by which the first line names most known columns, then most columns."""
-    first = text.lstrip("\r\n").partition("\n")[0]
-
-    def score(delimiter: str) -> tuple[int, int]:
-        names = next(csv.reader(io.StringIO(first), delimiter=delimiter), [])
-        return sum(_meaning(name, SYNONYMS) is not None for name in names), len(names)
-
-    return max(DELIMITERS, key=score)
-
-
-def _meaning(name: str, known: Sequence[str] | Mapping[str, str]) -> str | None:
-    """What a column means by its name alone."""
-    stripped = name.strip()
-    if stripped in known or (stripped.startswith(TAG) and stripped != TAG):
-        return stripped
-    word = re.sub(r"[^a-z0-9]+", "_", stripped.casefold()).strip("_")
-    if word in known:
-        return word
-    return next((meaning for meaning, words in SYNONYMS.items() if word in words.split()), None)
-
-
-def _columns(
-    path: Path, header: Sequence[str], known: Sequence[str], options: TableOptions, problems: list[Problem]
-) -> dict[str, str | None]:
-    chosen = {name: meaning for meaning, name in options.columns.items()}
-    for meaning, name in options.columns.items():
-        if meaning not in known and not meaning.startswith(TAG):
-            problems.append(Problem("no_column", "--column", f"{meaning!r} is none of {', '.join(known)}, {TAG}NAME"))
-        if name not in header:
-            problems.append(Problem("no_column", f"{path}:1:{name}", f"is no column; there are {_listed(header)}"))
-    columns: dict[str, str | None] = {}
-    for name in header:
-        by_name = _meaning(name, known)
-        # What an option gives to one column is no other's.
-        columns[name] = chosen.get(name) or (None if by_name in options.columns else by_name)
-    for meaning in sorted(filter(None, set(columns.values()))):
-        names = [name for name in header if columns[name] == meaning]
-        exact = [name for name in names if name == meaning]
-        if len(names) > 1 and len(exact) != 1:
-            message = f"columns {_listed(names)} all mean {meaning}; --column {meaning}={names[0]} takes the first"
-            problems.append(Problem("two_readings", f"{path}:1", message))
-        elif len(names) > 1:
-            columns |= {name: None for name in names if name != meaning}
-    return columns
-
-
-def _missing(path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]) -> Problem:
-    unused = [name for name in header if columns[name] is None]
-    if len(unused) == len(header):
-        message = f"the first line names no column that is known; it has {_listed(header)}"
-    else:
-        message = f"no column is known as {' or '.join(missing)}; there are {_listed(header)}"
-    near = {meaning: (get_close_matches(meaning, unused, 1, 0.5) or ["NAME"])[0] for meaning in missing}
-    cure = " ".join(f"--column {meaning}={name}" for meaning, name in near.items())
-    return Problem("no_column", f"{path}:1", f"{message}; {cure} says which it is")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def _instant_cells(table: JobTable) -> Iterator[str]:
-    names = [name for name, meaning in table.columns.items() if meaning in INSTANTS]
-    return (cell for record in table.records for name in names if (cell := record.cells[name].strip()))
-
-
-def _day_first(table: JobTable, options: TableOptions, problems: list[Problem]) -> bool | None:
+def _day_first(table: JobTable, survey: _Survey, options: TableOptions, problems: list[Problem]) -> bool | None:
     """Whether days stand before months, decided over all instants of the file; None where nothing depends on it."""
-    dates = [match for cell in _instant_cells(table) if (match := _YEAR_LAST.fullmatch(cell))]
-    if not dates or options.day_first is not None:
+    order: DateOrder | None = date_order(survey.dates)
+    if order is None or options.day_first is not None:
         return options.day_first
-    if all(date["mark"] == "." for date in dates):
+    if order.is_dotted:
         return True
-    days = next((date[0] for date in dates if int(date["first"]) > 12), None)
-    months = next((date[0] for date in dates if int(date["second"]) > 12), None)
-    if days and months:
-        message = f"{days!r} has its day first and {months!r} its month; --dates day-first or month-first"
-        problems.append(Problem("two_readings", str(table.path), f"{message} refuses the others"))
-    elif not days and not months and any(date["first"] != date["second"] for date in dates):
-        example = next((date[0] for date in dates if date["first"] != date["second"]), dates[0][0])
-        message = f"dates such as {example!r} can be read with the day or the month first; --dates day-first or"
+    if order.day_first and order.month_first:
+        message = f"{order.day_first!r} has its day first and {order.month_first!r} its month; --dates day-first or"
+        problems.append(Problem("two_readings", str(table.path), f"{message} --dates month-first refuses the others"))
+    elif not order.day_first and not order.month_first and order.either:
+        message = f"dates such as {order.either!r} can be read with the day or the month first; --dates day-first or"
         problems.append(Problem("two_readings", str(table.path), f"{message} --dates month-first settles it"))
-    return bool(days)
-
-
-def _require_zone(table: JobTable, problems: list[Problem]) -> None:
-    """Refuse a file all of whose instants are local times, unless their zone is given."""
-    if table.zone is not None:
-        return
-    local = None
-    for cell in _instant_cells(table):
-        if not _is_local(cell):
-            return
-        local = local or cell
-    if local is not None:
-        message = f"times such as {local!r} have no zone; --zone Europe/Berlin or --zone UTC says which it is"
-        problems.append(Problem("no_zone", str(table.path), message))
-
-
-def _is_local(cell: str) -> bool:
-    """Whether a cell has one of the forms of a local time."""
-    return _is_excel(cell) or any(form.fullmatch(cell) for form in (_ISO, _YEAR_FIRST, _YEAR_LAST))
-
-
-def _is_excel(cell: str) -> bool:
-    return bool(_NUMBER.fullmatch(cell)) and _EXCEL_DAYS[0] <= float(cell.replace(",", ".")) < _EXCEL_DAYS[1]
-
-
-def _instant(cell: str, table: JobTable) -> tuple[str, bool]:
-    """The instant as the usage import takes it, and whether its local time occurs twice. Raises ValueError."""
-    if _NUMBER.fullmatch(cell) and float(cell.replace(",", ".")) >= _FIRST_MILLISECONDS:
-        raise ValueError(f"{cell!r} looks like milliseconds; unix instants are in seconds")
-    local = _local(cell, table.day_first)
-    if local is None:  # unix seconds, an instant with a zone, or nothing that is one: the import says so
-        return cell, False
-    if table.zone is None:
-        raise ValueError(f"{cell!r} has no zone; --zone Europe/Berlin or --zone UTC says which it is")
-    at = local.replace(tzinfo=table.zone)
-    if at.astimezone(dt.UTC).astimezone(table.zone).replace(tzinfo=None) != local:
-        raise ValueError(f"{cell!r} does not exist in {table.zone.key}: clocks were put forward over it")
-    return at.isoformat(), at.utcoffset() != at.replace(fold=1).utcoffset()
-
-
-def _local(cell: str, day_first: bool | None) -> dt.datetime | None:
-    """A local time in any of the known forms; None for what is none. Raises ValueError for an impossible one."""
-    if _is_excel(cell):
-        days = float(cell.replace(",", "."))
-        # A serial number has a resolution of about a millisecond; spreadsheets show seconds.
-        return _EXCEL_EPOCH + dt.timedelta(seconds=round(days * 86_400))
-    if _ISO.fullmatch(cell):
-        return _datetime(cell, dt.datetime.fromisoformat, cell.replace(",", "."))
-    if match := _YEAR_FIRST.fullmatch(cell):
-        return _datetime(cell, _joined, match["year"], match["month"], match["day"], match["clock"])
-    match = _YEAR_LAST.fullmatch(cell)
-    if match is None:
-        return None
-    year = match["year"] if len(match["year"]) == 4 else f"20{match['year']}"
-    day, month = (match["first"], match["second"]) if day_first else (match["second"], match["first"])
-    return _datetime(cell, _joined, year, month, day, match["clock"])
-
-
-def _datetime(cell: str, make: Callable[..., dt.datetime], *parts: str | None) -> dt.datetime:
-    try:
-        return make(*parts)
-    except ValueError:
-        raise ValueError(f"{cell!r} is not an instant") from None
-
-
-def _joined(year: str, month: str, day: str, clock: str | None) -> dt.datetime:
-    date = dt.datetime(int(year), int(month), int(day))  # noqa: DTZ001  local until the zone is added
-    text = (clock or "").strip(" T,")
-    if not text:
-        return date
-    match = _CLOCK.fullmatch(text)
-    if match is None:
-        raise ValueError(text)
-    hour, half = int(match[1]), (match[5] or "").lower()
-    if half:
-        if not 1 <= hour <= 12:
-            raise ValueError(text)
-        hour = hour % 12 + 12 * (half == "p")
-    micro = int((match[4] or "0").ljust(6, "0"))
-    return date.replace(hour=hour, minute=int(match[2]), second=int(match[3] or 0), microsecond=micro)
+    return bool(order.day_first)

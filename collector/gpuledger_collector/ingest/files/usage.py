@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from sys import intern
+from typing import Annotated, cast
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, Strict
+from pydantic_core import PydanticCustomError
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, ignored_note
-from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Name, Text, after, decimal
-from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_bounded, read_text
+from gpuledger_collector.config.model import Row
 from gpuledger_collector.ingest.files import job_table
-from gpuledger_collector.ingest.files.job_table import JobTable, TableOptions
+from gpuledger_collector.ingest.files.headers import TAG, TableOptions
+from gpuledger_collector.ingest.files.job_table import JobTable
 from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_common.plurals import plural
 
@@ -26,6 +30,10 @@ MAX_GPUS = 100_000
 LONG_DAYS = 90
 """Longer usage of one workload gets a warning: a forgotten end is billed until one is imported."""
 MAX_WARNINGS = 10
+
+
+_Instant = Annotated[int, Strict()]
+"""Unix milliseconds, as tables of jobs hand them over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +52,17 @@ class UsageOptions:
 
 class _Usage(Row):
     workload_id: Text
-    start_ms: Instant | None = Field(None, alias="start")
-    end_ms: Annotated[Instant | None, after("start_ms", "start", or_at=True)] = Field(None, alias="end")
-    gpus: Annotated[Decimal, decimal(6, MAX_GPUS)]
+    start_ms: _Instant | None = Field(None, alias="start")
+    end_ms: Annotated[_Instant | None, after("start_ms", "start", or_at=True)] = Field(None, alias="end")
+    gpus: Annotated[Decimal, PlainValidator(lru_cache(1024)(lambda text: read_bounded(text, 6, MAX_GPUS)))]
     gpu_model: Name = ""
     pool: Name = ""
     node: Text = ""
     user: Text | None = None
     account: Text | None = None
     job_name: Text | None = None
-    submitted_ms: Instant | None = Field(None, alias="submitted")
+    submitted_ms: _Instant | None = Field(None, alias="submitted")
     state: Text = ""
-    # named by the prefix of its columns, so that problems name the column
-    tags: dict[str, Text] = Field({}, alias="tag")
 
     blank_columns = ("start", "end")
 
@@ -72,8 +78,7 @@ def read_usage(path: Path, options: UsageOptions) -> Parsed[UsageRow]:
 
 def understand(path: Path, options: UsageOptions, problems: list[Problem]) -> JobTable | None:
     """What the columns of a file mean; None after adding what is wrong with the file as a whole. Raises OSError."""
-    known = [name for name in _Usage.cell_names() if name != "tag"]
-    return job_table.read_table(path, _Usage.needed_columns(), known, options.table, problems)
+    return job_table.read_table(path, _Usage.needed_columns(), _Usage.cell_names(), options.table, problems)
 
 
 def read_table_rows(table: JobTable, options: UsageOptions, parsed: Parsed[UsageRow]) -> None:
@@ -82,20 +87,22 @@ def read_table_rows(table: JobTable, options: UsageOptions, parsed: Parsed[Usage
     skipped = without_gpu = empty = 0
     known = _Usage.cell_names()
     parsed.notes.extend(ignored_note(name, known) for name in table.header if name and table.columns[name] is None)
-    for record in job_table.records(table, parsed.problems, parsed.notes):
-        has_start = bool(record.cells["start"])
+    for record, tags in job_table.records(table, options.instants, parsed.problems, parsed.notes):
+        has_start = record.cells["start"] != ""
         if not has_start and options.empty_start == "skip":
             skipped += 1
             continue
-        usage = _Usage.read(_with_tags(record), parsed.problems, options.instants)
+        usage = _Usage.read(record, parsed.problems)
+        bad_tags = _tag_problems(record.source, tags)
+        parsed.problems += bad_tags
         if not has_start and options.empty_start is None and not (usage and not usage.gpus):
             message = "is empty; --empty-start skip leaves such rows out, an instant fills them"
             parsed.problems.append(Problem("empty", f"{record.source}:start", message))
         elif usage is not None and not usage.gpus:
             without_gpu += 1
-        elif usage is not None:
+        elif usage is not None and not bad_tags:
             empty += usage.start_ms is not None and usage.start_ms == usage.end_ms
-            rows.add(_usage_row(usage, record.line, options), f"{record.source}:workload_id", parsed.problems)
+            rows.add(_usage_row(usage, tags, record.line, options), f"{record.source}:workload_id", parsed.problems)
     rows.finish(parsed)
     parsed.problems = _by_header(parsed.problems, table)
     if skipped:
@@ -116,24 +123,45 @@ def _by_header(problems: Sequence[Problem], table: JobTable) -> list[Problem]:
     renamed = []
     for problem in first.values():
         place, _, meaning = problem.source.rpartition(":")
-        name = table.meanings.get(meaning, meaning)
+        name = table.column_of(meaning)
         renamed.append(Problem(problem.code, f"{place}:{name}" if place else name, problem.message))
     return renamed
 
 
-def _with_tags(record: Record) -> Record:
-    """The record with its tag columns in one table."""
-    tag = job_table.TAG
-    cells = {name: cell for name, cell in record.cells.items() if not name.startswith(tag)}
-    tags = {name.removeprefix(tag): cell for name, cell in record.cells.items() if name not in cells and cell}
-    return Record(record.file, record.line, {**cells, "tag": tags})
+def _tag_problems(source: str, tags: Mapping[str, str]) -> list[Problem]:
+    """What is wrong with tags, which are texts of any name."""
+    problems = []
+    for name, value in tags.items():
+        try:
+            read_text(value)
+        except PydanticCustomError as error:
+            problems.append(Problem(error.type, f"{source}:{TAG}{name}", error.message_template))
+    return problems
 
 
-def _usage_row(usage: _Usage, line: int, options: UsageOptions) -> UsageRow:
-    values = vars(usage) | {"pool": usage.pool or options.pool}
-    if usage.start_ms is None:
-        values["start_ms"] = options.empty_start
-    return UsageRow(line=line, gpu_micro=int(values.pop("gpus") * MICRO), **values)
+def _usage_row(usage: _Usage, tags: Mapping[str, str], line: int, options: UsageOptions) -> UsageRow:
+    # A file of many rows has few different owners, models and numbers: one object of each is kept.
+    return UsageRow(
+        line=line,
+        workload_id=usage.workload_id,
+        start_ms=cast("int", options.empty_start if usage.start_ms is None else usage.start_ms),
+        end_ms=usage.end_ms,
+        gpu_micro=_micro(usage.gpus),
+        gpu_model=intern(usage.gpu_model),
+        pool=intern(usage.pool or options.pool),
+        node=intern(usage.node),
+        user=usage.user and intern(usage.user),
+        account=usage.account and intern(usage.account),
+        job_name=usage.job_name,
+        submitted_ms=usage.submitted_ms,
+        state=intern(usage.state),
+        tags=tags,
+    )
+
+
+@lru_cache(1024)
+def _micro(gpus: Decimal) -> int:
+    return int(gpus * MICRO)
 
 
 class WorkloadRows:

@@ -1,0 +1,188 @@
+"""What the columns of a table of jobs mean, by the names that schedulers and people give them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.ingest.files.instants import UNIT_MS, is_instant
+
+SYNONYMS = {
+    "workload_id": "workload workload_uid workload_uuid job_id jobid jobidraw job task_id run_id pod pod_name pod_uid "
+    "id",
+    "start": "start_time started started_at start_at start_ts start_date begin begin_time begin_at began from",
+    "end": "end_time ended ended_at end_at end_ts end_date finish finish_time finished finished_at completed_at "
+    "completion_time stop stop_time stopped_at to until",
+    "gpus": "gpu num_gpus num_gpu n_gpus ngpus gpu_count gpus_count gpu_num gpus_allocated allocated_gpus alloc_gpus "
+    "number_of_gpus alloctres alloc_tres",
+    "gpu_model": "gpu_type gpu_name gpu_kind accelerator accelerator_type",
+    "pool": "partition queue",
+    "node": "nodelist node_list node_name nodename host hostname",
+    "user": "user_name username uid_name submitted_by",
+    "account": "account_name",
+    "job_name": "jobname name",
+    "submitted": "submit submit_time submitted_at submission_time queued_at",
+    "state": "status job_state final_state",
+    "duration": "elapsed elapsed_time run_time runtime wall_time walltime wallclock",
+    "duration_hours": "hours duration_h elapsed_hours runtime_hours wall_hours",
+    "duration_minutes": "minutes duration_min elapsed_minutes runtime_minutes",
+    "duration_seconds": "seconds duration_s duration_sec elapsedraw elapsed_seconds runtime_seconds",
+    "tag:org": "org organization organisation",
+    "tag:team": "team team_name",
+    "tag:project": "project project_name",
+    "tag:experiment": "experiment experiment_name",
+    "tag:run": "run run_name",
+    "tag:namespace": "namespace namespace_name pod_namespace kube_namespace",
+}
+"""Other names of the columns, in lower case with underscores."""
+DURATIONS = ("duration", *UNIT_MS)
+"""Meanings that stand for the end: it is so long after the start."""
+DELIMITERS = ",;\t|"
+TAG = "tag:"
+TEAM, NAMESPACE = "tag:team", "tag:namespace"
+SACCT_COLUMNS = (
+    "jobidraw,cluster,account,user,partition,qos,state,submit,eligible,start,end,elapsedraw,suspended,alloctres,"
+    "nodelist,comment,wckey,jobname"
+)
+SACCT = f"TZ=UTC SLURM_TIME_FORMAT=%s sacct -X -a -P -n -D -S 2026-10-01 -E 2026-11-01 -o {SACCT_COLUMNS} > jobs.txt"
+_OF_SACCT = {"jobid", "jobname", "partition", "account", "alloccpus", "state", "exitcode"}
+"""Words of the header that sacct prints by default."""
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What a person says about a table that it does not say itself.
+
+    `columns`: meaning -> header name, against the synonyms; `zone`: of times without one; `day_first`: how to read
+    03/04/2026.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    zone: str | None = None
+    day_first: bool | None = None
+
+
+def delimiter_of(text: str) -> str:
+    """The delimiter by which the first line names most known columns, then most columns."""
+    first = text.lstrip("\r\n").partition("\n")[0]
+
+    def score(delimiter: str) -> tuple[int, int]:
+        names = next(csv.reader(io.StringIO(first), delimiter=delimiter), [])
+        return sum(_meaning(name, SYNONYMS) is not None for name in names), len(names)
+
+    return max(DELIMITERS, key=score)
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.strip().casefold()).strip("_")
+
+
+def _meaning(name: str, known: Sequence[str] | Mapping[str, str]) -> str | None:
+    """What a column means by its name alone."""
+    stripped = name.strip()
+    if stripped in known or (stripped.startswith(TAG) and stripped != TAG):
+        return stripped
+    word = _word(name)
+    if word in known:
+        return word
+    return next((meaning for meaning, words in SYNONYMS.items() if word in words.split()), None)
+
+
+def column_meanings(
+    path: Path, header: Sequence[str], known: Sequence[str], options: TableOptions, problems: list[Problem]
+) -> dict[str, str | None]:
+    """Header name -> meaning, None for what is ignored; adds what can be read in two ways and bad options."""
+    chosen = {name: meaning for meaning, name in options.columns.items()}
+    for meaning, name in options.columns.items():
+        if meaning not in known and not meaning.startswith(TAG):
+            problems.append(Problem("no_column", "--column", f"{meaning!r} is none of {', '.join(known)}, {TAG}NAME"))
+        if name not in header:
+            problems.append(Problem("no_column", f"{path}:1:{name}", f"is no column; there are {_listed(header)}"))
+    columns: dict[str, str | None] = {}
+    for name in header:
+        by_name = _meaning(name, known)
+        # What an option gives to one column is no other's.
+        columns[name] = chosen.get(name) or (None if by_name in options.columns else by_name)
+    for meaning in sorted(filter(None, set(columns.values()))):
+        names = [name for name in header if columns[name] == meaning]
+        exact = [name for name in names if name == meaning]
+        if len(names) > 1 and len(exact) != 1:
+            message = f"columns {_listed(names)} all mean {meaning}; --column {meaning}={names[0]} takes the first"
+            problems.append(Problem("two_readings", f"{path}:1", message))
+        elif len(names) > 1:
+            columns |= {name: None for name in names if name != meaning}
+    return _settled(columns)
+
+
+def _settled(columns: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Without durations beside an end, or all but the first; a namespace is the team where nothing else is."""
+    taken = set(columns.values())
+    lengths = [] if "end" in taken else [meaning for meaning in DURATIONS if meaning in taken][:1]
+    settled = {
+        name: None if meaning in DURATIONS and meaning not in lengths else meaning for name, meaning in columns.items()
+    }
+    if TEAM not in taken:
+        settled = {name: TEAM if meaning == NAMESPACE else meaning for name, meaning in settled.items()}
+    return settled
+
+
+def namespace_column(columns: Mapping[str, str | None]) -> str | None:
+    """The column of namespaces; None where ids are unique without them."""
+    id_column = next(name for name, meaning in columns.items() if meaning == "workload_id")
+    if _word(id_column).endswith("id") and id_column != "workload_id":
+        return None
+    words = {*SYNONYMS[NAMESPACE].split(), NAMESPACE}
+    return next((name for name, meaning in columns.items() if meaning and {_word(name), name} & words), None)
+
+
+def header_problem(
+    path: Path,
+    header: Sequence[str],
+    columns: Mapping[str, str | None],
+    missing: Sequence[str],
+    problems: Sequence[Problem],
+) -> Problem | None:
+    """What a header needs that lacks columns or has other problems: the one sentence that helps most, if any does."""
+    if any(map(is_instant, header)):
+        return _no_header(path, header)
+    if problems or not missing:
+        return None
+    return _of_sacct(path, header) or _missing(path, header, columns, missing)
+
+
+def _no_header(path: Path, header: Sequence[str]) -> Problem:
+    message = (
+        f"the first line is a row and names no columns ({_listed(header)}); put their names before it, such as "
+        "job_id,gpus,start,end,team"
+    )
+    return Problem("no_header", f"{path}:1", message)
+
+
+def _of_sacct(path: Path, header: Sequence[str]) -> Problem | None:
+    """The problem of what sacct prints without being told which columns."""
+    words = {word for name in header for word in name.casefold().split()}
+    if not ({"jobid", "jobidraw"} & words and len(_OF_SACCT & words) > len(_OF_SACCT) // 2):
+        return None
+    message = f"this is what sacct prints by default, without start, end and GPUs; print it with: {SACCT}"
+    return Problem("no_column", f"{path}:1", message)
+
+
+def _missing(path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]) -> Problem:
+    unused = [name for name in header if columns.get(name) is None]
+    if len(unused) == len(header):
+        message = f"the first line names no column that is known; it has {_listed(header)}"
+    else:
+        message = f"no column is known as {' or '.join(missing)}; there are {_listed(header)}"
+    near = {meaning: (get_close_matches(meaning, unused, 1, 0.5) or ["NAME"])[0] for meaning in missing}
+    cure = " ".join(f"--column {meaning}={name}" for meaning, name in near.items())
+    return Problem("no_column", f"{path}:1", f"{message}; {cure} says which it is")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names)
