@@ -89,7 +89,9 @@ def cpu_table(folder: Path, rounds: int) -> bool:
     for name, cpu in medians.items():
         goal = CPU_GOALS.get(name)
         verdict = "" if goal is None or cpu <= goal else "   missed"
-        print(f"{name:32} {cpu:9.2f} {'' if goal is None else format(goal, '.2f'):>7} {cpu / medians[BARE]:7.1f}{verdict}")
+        print(
+            f"{name:32} {cpu:9.2f} {'' if goal is None else format(goal, '.2f'):>7} {cpu / medians[BARE]:7.1f}{verdict}"
+        )
     return all(goal is None or medians[name] <= goal for name, goal in CPU_GOALS.items())
 
 

@@ -348,11 +348,11 @@ def tariff(settings: Settings) -> Tariff | None:
     """The price of energy; None when it is not configured. Raises SettingsError."""
     from decimal import Decimal, InvalidOperation
 
+    if not settings.energy_rate:
+        return None
     from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_common.settings import SettingsError
 
-    if not settings.energy_rate:
-        return None
     amount, _, currency = settings.energy_rate.partition(" ")
     try:
         rate, pue = Decimal(amount), Decimal(settings.energy_pue)

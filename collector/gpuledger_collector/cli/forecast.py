@@ -9,8 +9,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import track
 from typer import Option
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
@@ -178,6 +176,9 @@ def _progress(series: Sequence[Series]) -> Iterable[Series]:
     """A progress bar on a terminal when there is much to do, nothing in a pipe."""
     if len(series) < MANY or not sys.stderr.isatty():
         return series
+    from rich.console import Console  # in a pipe nothing is drawn
+    from rich.progress import track
+
     return track(series, "forecasting", console=Console(stderr=True), transient=True)
 
 

@@ -6,19 +6,17 @@ import csv
 import io
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.cells import json_text
-from gpuledger_collector.export.tables import Table
 from gpuledger_common.escapes import escape_text, neutral
 
 Row = Mapping[str, Any]
@@ -108,8 +106,13 @@ def table_text(columns: Sequence[Column], rows: Sequence[Row], width: int | None
         column.name: [escape_text(column.show(row.get(column.name))) for row in (*rows, *totals)] for column in shown
     }
     needs = {column.name: max(map(cell_len, [_heading(column), *cells[column.name]])) for column in shown}
-    if width is not None:
-        shown = _fit(shown, needs, width)
+    if width is None:
+        return "\n".join(_plain_lines(shown, cells, needs)) + "\n"
+    from rich.console import Console  # a pipe needs neither colors nor folding
+
+    from gpuledger_collector.export.tables import Table
+
+    shown = _fit(shown, needs, width)
     table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
     for column in shown:
         table.add_column(
@@ -129,6 +132,19 @@ def table_text(columns: Sequence[Column], rows: Sequence[Row], width: int | None
         file=text, width=max(needed, 1), force_terminal=sys.stdout.isatty(), markup=False, emoji=False, highlight=False
     ).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _plain_lines(
+    columns: Sequence[Column], cells: Mapping[str, Sequence[str]], needs: Mapping[str, int]
+) -> Iterator[str]:
+    """The heading and each row, every column as wide as it needs."""
+    lines = [[_heading(column) for column in columns], *zip(*(cells[column.name] for column in columns), strict=True)]
+    for line in lines:
+        parts = []
+        for column, cell in zip(columns, line, strict=True):
+            blank = " " * (needs[column.name] - cell_len(cell))
+            parts.append(blank + cell if column.is_number else cell + blank)
+        yield (" " * GAP).join(parts).rstrip()
 
 
 def _heading(column: Column) -> str:

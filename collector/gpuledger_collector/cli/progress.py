@@ -7,10 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
-
 Item = TypeVar("Item")
 
 
@@ -20,6 +16,10 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
+    from rich.console import Console  # in a pipe nothing is drawn
+    from rich.markup import escape
+    from rich.progress import Progress
+
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(escape(title), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

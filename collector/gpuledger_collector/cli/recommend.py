@@ -16,11 +16,9 @@ from gpuledger_collector.cli.amounts import minor_amount
 from gpuledger_collector.cli.common import dry_run_note, end_with, new_app, refuse
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
-from gpuledger_collector.insight.recommendations.energy import Tariff
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.recommend import recommend as make_recommendations
-from gpuledger_collector.services.recommendation_window import WINDOW_DAYS
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.services.stored_recommendations import WINDOW_DAYS, still_hold
+from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access.audit import person
 from gpuledger_collector.storage.findings.recommendations import decide, last_run, listed
 from gpuledger_collector.wiring import tariff
@@ -65,6 +63,9 @@ def recommend(
     state: Annotated[str, Option("--state", help=f"Which: {', '.join(STATES)}, or all.")] = "open,accepted",
     team: Annotated[str | None, Option("--team", help="Only this team's.")] = None,
     top: options.Top = 0,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Compute them again, also when nothing that they rest on has changed.")
+    ] = False,
     as_of: Annotated[
         str | None,
         Option("--as-of", metavar="INSTANT", help="Judge as of this instant, not before the last time; else now."),
@@ -76,6 +77,9 @@ def recommend(
 ) -> None:
     """List recommendations: low, expected and high savings of the last four weeks, cash apart from freed capacity.
 
+    Those that the collector computed last are read while nothing that they rest on has changed; the list says of when
+    they are. Otherwise they are computed again, at the latest after `recommend_seconds` of the settings.
+
     With --exit-code it ends with 1 when a recommendation is open.
     """
     if context.invoked_subcommand is not None:
@@ -85,7 +89,8 @@ def recommend(
         refuse(f"--state: {unknown[0]!r} is none of {', '.join(STATES)} or all")
     at_ms = past_instant("--as-of", as_of)
     with open_session(dsn, config) as session:
-        refresh_recommendations(session, at_ms, tariff(load_settings(config, dsn)))
+        settings = load_settings(config, dsn)
+        refresh_recommendations(session, at_ms, settings, fresh=fresh or as_of is not None)
         with session.database.transaction() as connection:
             recommendations, run = listed(connection, states), last_run(connection)
     chosen = [item for item in recommendations if team in {None, item["team"]}]
@@ -107,8 +112,11 @@ def past_instant(option: str, text: str | None) -> int:
     return at_ms
 
 
-def refresh_recommendations(session: Session, now_ms: int, prices: Tariff | None) -> None:
-    """Make the recommendations as of an instant, from everything that has arrived; a read replica has the last ones."""
+def refresh_recommendations(session: Session, now_ms: int, settings: Settings, *, fresh: bool) -> None:
+    """Bring the recommendations up to date with everything that has arrived; a read replica has the last ones.
+
+    `fresh` makes them again also where the last ones still hold.
+    """
     if session.database.standby:
         return
     with session.database.transaction() as connection:
@@ -117,6 +125,15 @@ def refresh_recommendations(session: Session, now_ms: int, prices: Tariff | None
         last = format_instant(before["end_ms"])
         refuse(f"--as-of: recommendations were made as of {last}; they are not made again for an earlier instant")
     refresh(session.database, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
+    prices = tariff(settings)
+    if not fresh:
+        with session.database.transaction(read_only=True) as connection:
+            if still_hold(connection, now_ms, settings.recommend_seconds * 1000, prices):
+                return
+    # Here, because they take longer to import than the stored recommendations to be read.
+    from gpuledger_collector.jobs.find_idle import find_idle
+    from gpuledger_collector.jobs.recommend import recommend as make_recommendations
+
     find_idle(session.database, now_ms)
     make_recommendations(session.database, now_ms, prices)
 
@@ -195,6 +212,7 @@ def print_recommendations(
         more = [{"key": item["key"], "evidence": item["evidence"], "realized_by": item["realized"]} for item in items]
         print_json(
             {
+                "as_of": None if run is None else format_instant(run["made_ms"]),
                 "items": [{**row, **extra} for row, extra in zip(rows, more, strict=True)],
                 "joint": {} if run is None else run["joint"],
                 "not_evaluated": [] if run is None else run["not_evaluated"],
@@ -226,7 +244,8 @@ def sentences(items: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None)
         return ["nothing was evaluated: there is no inventory yet"]
     lines = [
         f"amounts are of the observed window, {format_date(run['start_ms'])} to {format_date(run['end_ms'])}: "
-        "expected (low to high)"
+        "expected (low to high)",
+        f"as of {format_instant(run['made_ms'])}; --fresh computes them again",
     ]
     window_ms = run["end_ms"] - run["start_ms"]
     for currency, amounts in sorted(run["joint"].items()):

@@ -16,7 +16,7 @@ from typing import Literal
 
 from gpuledger_collector import __version__
 from gpuledger_collector.accounting.period import DAY_MS, format_date
-from gpuledger_collector.insight.demand import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
+from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.notifications.sender import channel_of
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.ledger.health import Declarations

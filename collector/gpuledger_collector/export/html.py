@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from gpuledger_collector.accounting.budgets import money_text
@@ -21,6 +20,9 @@ from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 UNKNOWN = "not known"
 DOTS = {".", ".."}
@@ -31,6 +33,8 @@ _CODE = re.compile(r"`([^`]+)`")
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Templates that escape everything and stop at a name that is not given."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # tables and CSV need no template
+
     templates = Environment(
         loader=PackageLoader("gpuledger_collector"),
         autoescape=True,

@@ -22,9 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-import numpy as np
-
 from gpuledger_collector.insight.plans.hardware import GPUS, link_named
+from gpuledger_collector.insight.quantiles import quantile
 
 MIN_MINUTES = 30
 """The window of the idle states."""
@@ -123,7 +122,7 @@ class _Readings:
         shares = [
             used / gpu.memory_bytes for gpu in self.gpus if gpu.memory_bytes for used in gpu.values("memory_used_bytes")
         ]
-        return float(np.quantile(shares, 0.99))
+        return quantile(sorted(shares), 0.99)
 
 
 def _require_minutes(name: str, read: int, minutes: int) -> None:
@@ -210,7 +209,7 @@ def _throttling(readings: _Readings) -> Bottleneck | None:
         return None
     clocks = readings.values("sm_clock_hertz")
     # Against the run's own p95: the nominal clock of a model says little about a board with a power limit.
-    ratio = fmean(clocks) / float(np.quantile(clocks, 0.95))
+    ratio = fmean(clocks) / quantile(sorted(clocks), 0.95)
     if ratio >= THROTTLED_CLOCK:
         return None
     cause, advice, shares = _throttling_cause(readings)

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.insight.series import Flags, Floats, Ints, Series
 
 COVERED = 0.9
 """Share of a group's capacity that must be observed for its step to count as known."""
-QUEUE_VALID_MS = HOUR_MS
-"""A reading of a queue is valid this long."""
-QUEUE_EXPIRED_MS = DAY_MS
-"""A queue that was not read for this long is no longer part of demand: its reader was removed."""
 
 
 @dataclass(frozen=True, slots=True)

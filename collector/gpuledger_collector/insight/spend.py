@@ -12,12 +12,10 @@ Fewer than five complete days give no estimate.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-
-from gpuledger_collector.insight.series import Floats
+from itertools import accumulate
+from statistics import fmean
 
 MIN_DAYS = 5
 WEEK = 7
@@ -63,66 +61,69 @@ def forecast_spend(history: Sequence[int], spent: int, left_of_today: float, day
     `history`: micro-units of each complete day, oldest first, up to yesterday. `spent`: of the period up to now.
     `left_of_today`: the remaining fraction of today. `days_after`: days of the period after today.
     """
-    past = np.asarray(history[-MAX_HISTORY_DAYS:], dtype=float)
+    past = [float(cost) for cost in history[-MAX_HISTORY_DAYS:]]
     if len(past) < MIN_DAYS:
         return None
     # Today counts in part only: what is spent of it already is in `spent`.
-    ahead = np.cumsum(expected_days(past, days_after + 1) * np.concatenate([[left_of_today], np.ones(days_after)]))
+    today, *later = expected_days(past, days_after + 1)
+    ahead = list(accumulate([today * left_of_today, *later]))
     widths = [half_widths(ratios, len(past), day + 1) for day, ratios in enumerate(past_ratios(past, days_after + 1))]
 
-    def path(factors: Sequence[float]) -> tuple[int, ...]:
+    def path(factors: Iterable[float]) -> tuple[int, ...]:
         # Spend never falls, so neither may a path, although the band of a later day may be narrower.
-        return tuple(round(value) for value in np.maximum.accumulate(spent + ahead * np.asarray(factors)))
+        costs = (spent + cost * factor for cost, factor in zip(ahead, factors, strict=True))
+        return tuple(round(value) for value in accumulate(costs, max))
 
     return SpendForecast(
-        low=path([math.exp(-band) for band, _ in widths]),
-        middle=path([1.0] * len(widths)),
-        high=path([math.exp(band) for band, _ in widths]),
-        likely=path([math.exp(-likely) for _, likely in widths]),
+        low=path(math.exp(-band) for band, _ in widths),
+        middle=path(1.0 for _ in widths),
+        high=path(math.exp(band) for band, _ in widths),
+        likely=path(math.exp(-likely) for _, likely in widths),
         days_of_history=len(past),
     )
 
 
-def expected_days(past: Floats, days: int) -> Floats:
+def expected_days(past: Sequence[float], days: int) -> list[float]:
     """Return the expected cost of each of the next days, by the rule above."""
     if len(past) < WEEKDAY_HISTORY:
-        return np.full(days, past[-WEEK:].mean())
-    weeks = past[-(min(len(past) // WEEK, MAX_WEEKS)) * WEEK :].reshape(-1, WEEK)
-    usual, lately = weeks.mean(), weeks[-1].mean()
+        return [fmean(past[-WEEK:])] * days
+    weeks = past[-(min(len(past) // WEEK, MAX_WEEKS)) * WEEK :]
+    usual, lately = fmean(weeks), fmean(weeks[-WEEK:])
     # The square root goes half of the way (on a log scale) from the usual level to last week's.
     moved = math.sqrt(lately / usual) if usual > 0 else 1.0
     # The weeks end yesterday, so the first of the seven means belongs to today's weekday, and they repeat.
-    return np.asarray(np.resize(weeks.mean(axis=0), days) * moved)
+    weekdays = [fmean(weeks[weekday::WEEK]) * moved for weekday in range(WEEK)]
+    return [weekdays[day % WEEK] for day in range(days)]
 
 
-def past_ratios(past: Floats, days: int) -> list[Floats]:
+def past_ratios(past: Sequence[float], days: int) -> list[list[float]]:
     """Return, for each number of days ahead, the ratios of actual to expected cost from every past day.
 
     Where the history is too short for that many days ahead, the ratios of the longest possible horizon are repeated.
     """
-    by_horizon: list[Floats] = []
-    expected = {origin: np.cumsum(expected_days(past[:origin], days)) for origin in range(MIN_DAYS, len(past))}
-    came = {origin: np.cumsum(past[origin : origin + days]) for origin in expected}
+    by_horizon: list[list[float]] = []
+    expected = {origin: list(accumulate(expected_days(past[:origin], days))) for origin in range(MIN_DAYS, len(past))}
+    came = {origin: list(accumulate(past[origin : origin + days])) for origin in expected}
     for ahead in range(days):
         ratios = [
             came[origin][ahead] / expected[origin][ahead]
             for origin in expected
             if len(came[origin]) > ahead and expected[origin][ahead] > 0
         ]
-        by_horizon.append(by_horizon[-1] if len(ratios) < 2 and by_horizon else np.asarray(ratios))
+        by_horizon.append(by_horizon[-1] if len(ratios) < 2 and by_horizon else ratios)
     return by_horizon
 
 
-def half_widths(ratios: Floats, known: int, ahead: int) -> tuple[float, float]:
+def half_widths(ratios: Sequence[float], known: int, ahead: int) -> tuple[float, float]:
     """Return half widths, as logarithms, of the shown band and of the one whose lower end is likely exceeded."""
     # Logarithms: twice as much and half as much are equally wrong.
-    off = np.sort(np.abs(np.log(ratios[ratios > 0])))
+    off = sorted(abs(math.log(ratio)) for ratio in ratios if ratio > 0)
     wider = min(1 + ahead / known, MAX_WIDENING)
     if len(off) < FEW_RATIOS:
         widest = min(max([0.1, *off]) * 1.25, MAX_LOG_RATIO)
-        return float(widest * wider), float(widest * wider * LIKELY / BAND)
+        return widest * wider, widest * wider * LIKELY / BAND
     # The finite-sample rank of split conformal prediction: one more than the errors, rounded up.
-    band, likely = (float(off[min(math.ceil((len(off) + 1) * level), len(off)) - 1]) for level in (BAND, LIKELY))
+    band, likely = (off[min(math.ceil((len(off) + 1) * level), len(off)) - 1] for level in (BAND, LIKELY))
     return min(band, MAX_LOG_RATIO) * wider, min(likely, MAX_LOG_RATIO) * wider
 
 

@@ -6,12 +6,13 @@ recommendations whose evidence is gone expire; the saving of accepted ones is me
 
 from __future__ import annotations
 
+from gpuledger_collector.insight.recommendation_record import RecommendationRun
 from gpuledger_collector.insight.recommendations import propose
 from gpuledger_collector.insight.recommendations.energy import Tariff
-from gpuledger_collector.insight.recommendations.record import RecommendationRun
 from gpuledger_collector.services.realized_savings import measure_savings
 from gpuledger_collector.services.recommendation_pricing import PricedProposals
 from gpuledger_collector.services.recommendation_window import ObservedWindow
+from gpuledger_collector.services.stored_recommendations import evidence_hash
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.locks import Lock
@@ -34,6 +35,7 @@ def recommend(database: Database, now_ms: int, tariff: Tariff | None = None) -> 
             observed.period.end_ms,
             priced.joint(),
             [{"kind": gap.kind, "subject": gap.subject, "reason": gap.reason} for gap in gaps],
+            evidence_hash(connection, observed.period.end_ms, tariff),
         )
         recommendations.put(connection, worthwhile, run)
         return len(worthwhile)

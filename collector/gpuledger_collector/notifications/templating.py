@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
 from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.escapes import escape_lines, escape_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 WIDTH = 78
 """Characters in a line of text."""
@@ -61,6 +63,8 @@ class MailPage:
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The templates; an undefined name is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape  # only who writes a mail needs it
+
     templates = Environment(
         loader=PackageLoader("gpuledger_collector.notifications"),
         autoescape=select_autoescape(("html",)),

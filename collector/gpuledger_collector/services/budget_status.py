@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from gpuledger_collector.accounting.budgets import MONTH, Budget
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
+from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, budget_exhaustion, forecast_spend
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.budget_status import Ahead, News, Status
 from gpuledger_collector.storage.ledger import zones
@@ -85,7 +86,6 @@ def _ahead(connection: Connection, budget: Budget, period: Period, known_ms: int
 
 def _history_since(connection: Connection, days: Calendar, known_ms: int) -> int:
     """The first day that a forecast goes by."""
-    from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS
 
     today_ms = days.day_of(known_ms).start_ms
     return max(budgets.rated_since(connection, known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms)
@@ -95,7 +95,6 @@ def _forecast(
     budget: Budget, period: Period, known_ms: int, spent_micro: int, since_ms: int, by_day: Mapping[int, int]
 ) -> Ahead | None:
     """The end of a period from the cost of each day since `since_ms`; None where the history is too short."""
-    from gpuledger_collector.insight.spend import budget_exhaustion, forecast_spend  # numpy: a closed month asks none
 
     days = budget.calendar
     today = days.day_of(known_ms)

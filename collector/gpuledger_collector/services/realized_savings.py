@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.realized_savings import ChargedPlace, SavingComparison, measure_saving
-from gpuledger_collector.insight.recommendations.record import AcceptedRecommendation, RealizedSaving
+from gpuledger_collector.insight.recommendation_record import AcceptedRecommendation, RealizedSaving
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.ledger import zones

@@ -16,9 +16,9 @@ from gpuledger_collector.accounting.counterfactual import (
     reserved_saving,
 )
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.insight.recommendation_record import Recommendation, SavingRange
 from gpuledger_collector.insight.recommendations import Estimate, Proposal
 from gpuledger_collector.insight.recommendations.energy import Tariff, energy_micro
-from gpuledger_collector.insight.recommendations.record import Recommendation, SavingRange
 from gpuledger_collector.services.rating import places
 from gpuledger_collector.services.realized_savings import VALID_MS
 from gpuledger_collector.services.recommendation_window import ObservedWindow

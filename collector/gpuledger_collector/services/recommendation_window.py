@@ -12,11 +12,12 @@ from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
 from gpuledger_collector.insight.recommendations import Holding, IntervalUsage, ObservedAccelerator, Window
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.rating import DayUsage, places, usage_of
+from gpuledger_collector.services.stored_recommendations import DEMAND_DAYS, WINDOW_DAYS
 from gpuledger_collector.storage.findings import findings, recommendations
+from gpuledger_collector.storage.findings.readings import workload_readings
 from gpuledger_collector.storage.ledger import inventory, workloads
 from gpuledger_collector.storage.locks import Connection
 
-WINDOW_DAYS, DEMAND_DAYS = 28, 90
 _HoldingKey = tuple[int | None, str, str]
 """Workload (None: unallocated), pool and model."""
 
@@ -100,7 +101,7 @@ class ObservedWindow:
     def _holdings(self, usage: dict[_HoldingKey, list[IntervalUsage]]) -> list[Holding]:
         ids = sorted({workload_id for workload_id, _, _ in usage if workload_id is not None})
         facts, names = workloads.facts(self._connection, ids), recommendations.names(self._connection, ids)
-        readings = recommendations.readings(self._connection, self.period.start_ms, self.period.end_ms)
+        readings = workload_readings(self._connection, self.period.start_ms, self.period.end_ms)
         holdings = [
             Holding(
                 workload_id,

@@ -316,7 +316,7 @@ def test_a_look_as_of_an_instant_does_not_undo_a_later_one(fleet, ledger, findin
     code, out, _ = run("recommend", "--as-of", "2025-10-05T00:00:00Z", "--format", "json")
     assert code == 0
     assert {one["to"] for one in json.loads(out)["items"]} == {"2025-10-05T00:00:00Z"}
-    run("recommend")
+    run("recommend", "--fresh")
     before = told(fleet)
     code, _, err = run("recommend", "--as-of", "2025-10-05T00:00:00Z")
     assert code == 2
@@ -353,3 +353,82 @@ def test_a_price_of_energy_that_is_none_is_refused(run, monkeypatch, said):
     code, _, err = run("recommend")
     assert code == 2
     assert "energy_rate is an amount and a currency such as `0.21 EUR`" in err
+
+
+def listed(run, *options: str) -> tuple[str, dict[str, dict[str, object]]]:
+    """As of when `recommend` says that it judged, and its rows by key."""
+    code, out, err = run("recommend", "--format", "json", *options)
+    assert code == 0, err
+    answer = json.loads(out)
+    return answer.pop("as_of"), {row["key"]: row for row in answer["items"]} | {"": answer}
+
+
+MINUTE = 60_000
+AT_NOW, LATER = "2025-10-05T00:30:00Z", "2025-10-05T00:40:00Z"
+
+
+def test_stored_recommendations_are_those_that_would_be_computed(fleet, ledger, findings, store, run, monkeypatch):
+    """Ten minutes later the stored ones are read, and computing them again gives the same rows and amounts."""
+    furnish(fleet)
+    price(fleet, "spot", Decimal("1.11"))
+    at(monkeypatch, NOW + 30 * MINUTE)
+    first = listed(run, "--state", "all")
+    assert first[0] == AT_NOW
+    assert first[1][RESTING]["cash_high"] == "179.28"
+    at(monkeypatch, NOW + 40 * MINUTE)
+    assert listed(run, "--state", "all") == first
+    as_of, computed = listed(run, "--state", "all", "--fresh")
+    assert (as_of, computed) == (LATER, first[1])
+
+
+def late_usage(fleet: Fleet) -> None:
+    work(fleet, 4, 4, 2 * DAY, 2 * DAY + HOUR, 0.2)
+
+
+def usage_of_the_last_hour(fleet: Fleet) -> None:
+    work(fleet, 1, None, DAYS * DAY - HOUR, DAYS * DAY)
+
+
+def new_price(fleet: Fleet) -> None:
+    fleet.connection.execute("UPDATE price SET rate_per_gpu_hour = 1.5")
+    fleet.connection.execute("INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check")
+
+
+def gone_finding(fleet: Fleet) -> None:
+    fleet.connection.execute("DELETE FROM finding")
+
+
+@pytest.mark.parametrize("change", [late_usage, usage_of_the_last_hour, new_price, gone_finding])
+def test_recommendations_are_computed_again_when_what_they_rest_on_changes(
+    change, fleet, ledger, findings, store, run, monkeypatch
+):
+    """Late usage, another price, a finding that is no more: the next list is a new one."""
+    furnish(fleet)
+    at(monkeypatch, NOW + 30 * MINUTE)
+    assert listed(run)[0] == AT_NOW
+    change(fleet)
+    at(monkeypatch, NOW + 40 * MINUTE)
+    assert listed(run)[0] == LATER
+
+
+def test_a_decision_has_the_rest_computed_again(fleet, ledger, findings, store, run, monkeypatch):
+    """What was rejected is no longer part of what all open advice saves together."""
+    furnish(fleet)
+    at(monkeypatch, NOW + 30 * MINUTE)
+    _, before = listed(run)
+    run("recommend", "reject", str(before[RESTING]["id"]))
+    at(monkeypatch, NOW + 40 * MINUTE)
+    as_of, after = listed(run)
+    assert as_of == LATER
+    assert after[""]["joint"]["USD"]["cash"][2] < before[""]["joint"]["USD"]["cash"][2]
+
+
+def test_stored_recommendations_grow_old(fleet, ledger, findings, store, run, monkeypatch):
+    """After `recommend_seconds`, six hours unless set, they are computed again although nothing has changed."""
+    furnish(fleet)
+    at(monkeypatch, NOW + 30 * MINUTE)
+    listed(run)
+    at(monkeypatch, NOW + 30 * MINUTE + 6 * HOUR - 1)
+    assert listed(run)[0] == AT_NOW
+    at(monkeypatch, NOW + 30 * MINUTE + 6 * HOUR)
+    assert listed(run)[0] == "2025-10-05T06:30:00Z"

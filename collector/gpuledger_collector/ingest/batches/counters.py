@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 
 from gpuledger_collector.accounting.counters import KEEP_DAYS, CounterReading, hourly, max_gap_ms
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.ingest.batches.attributes import Connection
+from gpuledger_collector.storage.locks import Connection
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -20,7 +20,6 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.insight.demand import (
-    QUEUE_VALID_MS,
     CapacitySpan,
     GroupUsage,
     QueueReadings,
@@ -29,6 +28,7 @@ from gpuledger_collector.insight.demand import (
     with_queue,
 )
 from gpuledger_collector.insight.forecast.workloads import STILL_RUNNING, Workloads
+from gpuledger_collector.insight.queue_age import QUEUE_VALID_MS
 from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage.capacity.queues import summed_by
 from gpuledger_collector.storage.ledger import rules, workloads

@@ -14,12 +14,11 @@ from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.insight.demand import (
-    QUEUE_EXPIRED_MS,
-    QUEUE_VALID_MS,
     QueueReadings,
     hourly_demand,
     with_queue,
 )
+from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.insight.rates import GpuHourRate, money_micro
 from gpuledger_collector.insight.scaling.advice import MIN_DAYS, PastTarget
 from gpuledger_collector.insight.scaling.pools import (

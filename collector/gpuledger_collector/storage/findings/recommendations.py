@@ -6,16 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.realized_savings import ChargedPlace, PricedPlace
-from gpuledger_collector.insight.recommendations import ReadingStats
-from gpuledger_collector.insight.recommendations.record import (
+from gpuledger_collector.insight.recommendation_record import (
     AcceptedRecommendation,
     RealizedSaving,
     Recommendation,
@@ -26,16 +23,8 @@ from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes
 
-READINGS = (
-    "utilization_ratio",
-    "sm_active_ratio",
-    "tensor_active_ratio",
-    "dram_active_ratio",
-    "memory_used_bytes",
-    "power_watts",
-    "slowed_ratio",
-)
-_MINUTE = np.dtype([("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)])
+MAX_DAY_MS = 25 * HOUR_MS
+"""The longest day of a billing zone, where clocks change."""
 _COLUMNS = (
     "key",
     "kind",
@@ -107,9 +96,47 @@ def put(connection: Connection, recommendations: Sequence[Recommendation], run: 
     )
     connection.execute("DELETE FROM recommendation_run")
     connection.execute(
-        "INSERT INTO recommendation_run (made_ms, start_ms, end_ms, joint, not_evaluated) VALUES (%s, %s, %s, %s, %s)",
-        (run.made_ms, run.start_ms, run.end_ms, json.dumps(run.joint), json.dumps(list(run.not_evaluated))),
+        "INSERT INTO recommendation_run (made_ms, start_ms, end_ms, joint, not_evaluated, evidence_hash) "
+        "VALUES (%s, %s, %s, %s, %s, %s)",
+        (
+            run.made_ms,
+            run.start_ms,
+            run.end_ms,
+            json.dumps(run.joint),
+            json.dumps(list(run.not_evaluated)),
+            run.evidence_hash,
+        ),
     )
+
+
+def evidence_hash(connection: Connection, start_ms: int, end_ms: int, settings: str) -> str:
+    """Hash what recommendations of a window rest on; `settings` is what else their amounts depend on.
+
+    A day that is over is as it was rated last: whatever changes its usage, prices or owners has it rated again. The
+    last day is still rated every minute, so its hours inside the window stand for it. What people declare or decide is
+    in the audit log.
+    """
+    over_ms = end_ms - MAX_DAY_MS
+    row = connection.execute(
+        """
+        SELECT md5(concat_ws('|', %(settings)s::text,
+            (SELECT string_agg(concat_ws(' ', day_ms, proved_at), ',' ORDER BY day_ms) FROM conservation_check
+             WHERE day_ms >= %(start)s AND day_ms < %(over)s),
+            (SELECT string_agg(concat_ws(' ', day_ms, proved_at), ',' ORDER BY day_ms) FROM corrected_day
+             WHERE day_ms >= %(start)s AND day_ms < %(over)s),
+            (SELECT string_agg(concat_ws(' ', accelerator_id, hour_ms, state, coalesce(workload_id, -1), held_ms,
+                busy_ms, idle_ms, unknown_ms, coalesce(energy_mj, -1), coalesce(workload_attributes_id, -1)), ','
+                ORDER BY accelerator_id, hour_ms, state, workload_id, workload_attributes_id)
+             FROM usage_hour WHERE hour_ms >= %(over)s - %(day)s AND hour_ms < %(end)s),
+            (SELECT string_agg(concat_ws(' ', key, opened_ms, CASE WHEN resolved_ms < %(end)s THEN resolved_ms END),
+                ',' ORDER BY key)
+             FROM finding WHERE kind = 'idle' AND opened_ms < %(end)s AND until_ms > %(start)s),
+            (SELECT max(number) FROM audit)))
+        """,
+        {"settings": settings, "start": start_ms, "over": over_ms, "day": MAX_DAY_MS, "end": end_ms},
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def accepted(connection: Connection) -> Sequence[AcceptedRecommendation]:
@@ -183,55 +210,6 @@ def _row(recommendation: Recommendation) -> tuple[object, ...]:
     plain = [json.dumps(cell) if isinstance(cell, Mapping) else cell for cell in cells]
     plain[_COLUMNS.index("price_ids")] = list(recommendation.price_ids)
     return (*plain, *recommendation.cash, *recommendation.capacity, *recommendation.energy)
-
-
-def readings(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[int, str], dict[str, ReadingStats]]:
-    """Mean and percentiles of READINGS by workload and model, over hours in which a single workload held the GPU.
-
-    Minutes are sent packed, one value an accelerator, and joined and sorted here: the server takes ten times as long.
-    """
-    sole_holders: dict[int, list[tuple[int, int]]] = {}
-    for accelerator_id, hour_ms, workload_id in connection.execute(
-        f"""
-        SELECT accelerator_id, hour_ms - hour_ms %% {HOUR_MS} AS hour, min(workload_id)
-        FROM usage_hour WHERE hour_ms >= %s AND hour_ms < %s
-        GROUP BY 1, 2 HAVING count(DISTINCT workload_id) = 1 AND bool_and(state = 'held') ORDER BY 1, 2
-        """,
-        (start_ms, end_ms),
-    ):
-        sole_holders.setdefault(accelerator_id, []).append((hour_ms, workload_id))
-    packed = " || ".join(
-        ["int8send(m.minute_ms)", *(f"float4send(coalesce(m.{name}::real, 'NaN'))" for name in READINGS)]
-    )
-    parts: dict[tuple[int, str], list[npt.NDArray[np.void]]] = {}
-    with connection.cursor(binary=True) as cursor:
-        for accelerator_id, model, value in cursor.execute(
-            f"SELECT a.id, a.model, string_agg({packed}, ''::bytea) FROM gpu_minute m JOIN accelerator a "
-            "ON a.id = m.accelerator_id WHERE m.accelerator_id = ANY(%s) AND m.minute_ms >= %s AND m.minute_ms < %s "
-            "GROUP BY 1, 2",
-            (list(sole_holders), start_ms, end_ms),
-        ):
-            table = np.frombuffer(value, dtype=_MINUTE)
-            hours, holders = np.array(sole_holders[accelerator_id], dtype=np.int64).T
-            hour = table["minute_ms"].astype(np.int64) // HOUR_MS * HOUR_MS
-            index = np.minimum(np.searchsorted(hours, hour), len(hours) - 1)
-            holder = np.where(hours[index] == hour, holders[index], -1)
-            for workload_id in np.unique(holder[holder >= 0]):
-                parts.setdefault((int(workload_id), model), []).append(table[holder == workload_id])
-    distributions = {}
-    for key, tables in parts.items():
-        minutes_held = np.concatenate(tables)
-        stats = {name: _stats(minutes_held[name].astype(np.float64)) for name in READINGS}
-        distributions[key] = {name: value for name, value in stats.items() if value is not None}
-    return distributions
-
-
-def _stats(values: npt.NDArray[np.float64]) -> ReadingStats | None:
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return None
-    p50, p90, p95, p99 = map(float, np.quantile(known, (0.5, 0.9, 0.95, 0.99)))
-    return ReadingStats(len(known) / len(values), float(known.mean()), p50, p90, p95, p99)
 
 
 def listed(connection: Connection, states: Sequence[str]) -> list[dict[str, Any]]:

@@ -94,4 +94,5 @@ table(
     *required(BIG, "start_ms", "end_ms"),
     column("joint", JSONB, "by currency: savings of all open advice together"),
     column("not_evaluated", JSONB, "what could not be judged, and why"),
+    column("evidence_hash", TEXT, "of what they rest on: they are read until it changes", nullable=True),
 )

@@ -43,6 +43,8 @@ class RecommendationRun:
     end_ms: int
     joint: Mapping[str, Mapping[str, SavingRange]]
     not_evaluated: Sequence[Mapping[str, str]]
+    evidence_hash: str
+    """Of what it rests on: while that stays the same, another run over this window gives the same."""
 
 
 @dataclass(frozen=True, slots=True)
