@@ -1,172 +1,292 @@
-"""Demand forecasts on the open traces against what people have: quantile loss, coverage and time.
+"""Demand forecasts on the open traces against strong baselines, judged on clusters that no choice has seen.
 
 Hourly series, 24 h ahead, 22 rolling origins 18 h apart, at most 1,008 h of history; every method sees the same past
-and is clipped at zero. relWQL is the geometric mean over series of WQL / WQL(seasonal naive 24 h): every series weighs
-the same. `--quick` leaves out the three classical models; `--days=7` asks for 168 h; `--models` adds the models that
-are not in the default mix, and the mix that knows the workloads behind a series (inference services and short pods
-have them, team series do not); `--only=REGEX` keeps some of the series.
+and is clipped at zero. WQL is the mean over the quantiles 0.1, 0.5 and 0.9 of 2 x quantile loss / sum of |actual|,
+pooled over a series' origins; shown is the geometric mean over series of its ratio to that of persistence: the last
+value with the quantiles of the changes of the last 21 days.
+
+A family is a cluster. The constants of our method are chosen without the family on which they are scored: the same
+random settings are judged on every family, and each family gets, constant by constant, the median of the tenth that is
+best on the *other* families. The constants that ship are chosen so from all families and are shown apart, because no
+family is left to judge them.
+
+`--days=7` asks for 168 h and `--step=5m` for 2 h of five minutes, both with the constants chosen at 24 h; `--quick`
+leaves out AutoETS, Theta and MSTL; `--settings=N` draws N settings; `--cache=FILE` keeps losses between runs, also
+those of an earlier version of the code: delete it after a change.
 """
 
 from __future__ import annotations
 
-import re
+import pickle
 import sys
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from bench._traces import folder, hourly, workloads
-from gpuledger_collector.insight.forecast import (
-    QUANTILES,
-    STILL_RUNNING,
-    ForecastSettings,
-    Workloads,
-    forecast,
-    settings_for,
-)
+from bench._traces import DAY, folder, helios, mean_in_use
+from gpuledger_collector.insight.forecast import forecast
+from gpuledger_collector.insight.forecast.analogs import Analogs, Similarity
+from gpuledger_collector.insight.forecast.forecasts import recent_history
 from gpuledger_collector.insight.series import Series
 
-HOUR = 3_600_000
-CAP = 1008
-Q = np.array(QUANTILES)
+FAMILIES = ("helios", "dlrm", "openb")
+REFERENCE = "persistence, 21 days"
+WINDOWS = {"persistence, 7 days": 7, "persistence, 14 days": 14, REFERENCE: 21, "persistence, whole past": None}
+Q = np.array([0.1, 0.5, 0.9])
+CAP_HOURS, APART_HOURS, ORIGINS = 1008, 18, 22
+CHOICES = {
+    "level": (0.05, 0.1, 0.2, 0.4, 0.8, None),
+    "age": (0.35, 0.7, 1.4, 2.8, None),
+    "hour": (1.5, 3.0, 6.0, None),
+    "movement": (0.2, 0.4, 0.8, 1.6, None),
+    "departure": (0.25, 0.5, 1.0, 2.0, None),
+    "memory_days": (3.5, 7.0, 14.0, 28.0, None),
+    "level_days": (0.0, 2.5, 5.0, 7.5),
+    "blend": (1, 4, 9),
+}
+"""What each constant may be, in order; None is an infinite width: the distance does not count."""
 
 
-def origins(count, horizon):
-    step, many = (18, 22) if horizon == 24 else (36, 8)
-    latest_first = (count - horizon - step * back for back in range(many))
-    return [origin for origin in sorted(latest_first) if origin >= max(192, 2 * horizon + 1)]
+@dataclass(frozen=True)
+class Case:
+    """One origin of one series: the past up to it, and what came."""
+
+    series: str
+    past: Series
+    actual: np.ndarray
+
+    @property
+    def family(self) -> str:
+        return self.series.split("/")[0]
 
 
-def ours(settings=None, lives=None):
-    """Our forecast by these settings; `lives` are the workloads behind the series, by name."""
-
-    def run(pasts, horizon, due):
-        series = [
-            Series(name, (at - len(past)) * HOUR, HOUR, past) for past, (name, at) in zip(pasts, due, strict=True)
-        ]
-        return [result.values for result in forecast(series, horizon, settings=settings, workloads=lives)]
-
-    return run
-
-
-def lives(frame):
-    ends = np.where(frame.end.isna(), STILL_RUNNING, (frame.end.fillna(0) * 1000).astype(np.int64))
-    owners = np.unique(frame.owner.astype(str), return_inverse=True)[1]
-    return Workloads((frame.start * 1000).to_numpy(np.int64), ends, frame.gpus.to_numpy(float), owners, STILL_RUNNING)
-
-
-def empirical(pasts, horizon, _):
-    return [np.stack([y[-1] + np.quantile(y[h:] - y[:-h], Q) for h in range(1, horizon + 1)]) for y in pasts]
-
-
-def seasonal(pasts, horizon, _):
-    return [np.resize(y[-24:], horizon)[:, None] + np.quantile(y[24:] - y[:-24], Q)[None, :] for y in pasts]
-
-
-def classical(make):
-    def run(pasts, horizon, _):
-        out = []
-        for y in pasts:
-            predicted = make(horizon).forecast(y=y.astype(float), h=horizon, level=[80, 90])
-            out.append(np.stack([predicted[name] for name in ("lo-80", "mean", "hi-80", "hi-90")], axis=1))
-        return out
-
-    return run
+def load(place, step_s):
+    """Series by `family/kind name`: Helios teams in use and in demand, inference services, pods by class of service."""
+    series = {}
+    frame = helios(place).assign(at=lambda rows: pd.to_datetime(rows.ts).dt.floor(f"{step_s}s"))
+    for team, rows in frame.groupby("team"):
+        by_step = rows.groupby("at")[["gpus_running", "demand"]].mean()
+        if by_step.gpus_running.mean() > 1:
+            start_ms = int(by_step.index[0].timestamp() * 1000)
+            for kind, column in (("in use", "gpus_running"), ("demand", "demand")):
+                name = f"helios/{kind} {team}"
+                series[name] = Series(name, start_ms, step_s * 1000, by_step[column].to_numpy(float))
+    jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz")
+    until = 31 * DAY
+    for app in jobs.team.value_counts().head(10).index:
+        rows = jobs[jobs.team == app]
+        used = mean_in_use(rows.start_s.fillna(0), rows.end_s.fillna(until), rows.gpus, step_s, until)
+        if used[DAY // step_s :].std() > 0.5:
+            series[f"dlrm/{app}"] = Series(f"dlrm/{app}", 0, step_s * 1000, used)
+    pods = pd.read_csv(place / "alibaba_openb_2023_pods.csv.gz").dropna(subset=["scheduled_time", "deletion_time"])
+    until = 40 * DAY
+    zero = int(pods.creation_time.max()) - until
+    for kind, rows in pods[pods.deletion_time > zero].groupby("qos"):
+        gpus = np.where(rows.num_gpu == 1, rows.gpu_milli / 1000, rows.num_gpu)
+        used = mean_in_use(rows.scheduled_time - zero, rows.deletion_time - zero, gpus, step_s, until)
+        if used.std() > 0.5:
+            series[f"openb/{kind}"] = Series(f"openb/{kind}", 0, step_s * 1000, used)
+    return series
 
 
-def methods(quick, models):
+def cases(series, horizon):
+    """Every origin of every series, oldest first."""
+    out = []
+    for name, whole in series.items():
+        hour = 3_600_000 // whole.step_ms
+        for back in range(ORIGINS - 1, -1, -1):
+            cut = len(whole.values) - horizon - APART_HOURS * hour * back
+            if cut >= max(192 * hour, 2 * horizon):
+                first = max(0, cut - CAP_HOURS * hour)
+                past = Series(name, whole.start_ms + first * whole.step_ms, whole.step_ms, whole.values[first:cut])
+                out.append(Case(name, past, whole.values[cut : cut + horizon]))
+    return out
+
+
+def quantile_loss(actual, levels):
+    """2 x the mean over the quantiles of the summed quantile loss."""
+    error = actual[:, None] - np.maximum(levels, 0)
+    return 2 * np.maximum(Q * error, (Q - 1) * error).sum() / len(Q)
+
+
+def judge(case, levels):
+    """Loss, and the share of what came that lies under the 0.9 quantile."""
+    return quantile_loss(case.actual, levels), float((case.actual <= np.maximum(levels[:, 2], 0) + 1e-9).mean())
+
+
+def persistence(values, horizon, steps):
+    changes = ((values[h:] - values[:-h])[-steps if steps else 0 :] for h in range(1, horizon + 1))
+    return np.stack([values[-1] + np.quantile(change, Q) for change in changes])
+
+
+def seasonal(values, horizon, period):
+    error = values[period:] - values[:-period]
+    return np.resize(values[-period:], horizon)[:, None] + np.quantile(error, Q)
+
+
+def baselines(horizon, per_day, quick):
+    """Functions from the values of the past to levels (H, Q), by name."""
     from statsforecast.models import MSTL, AutoETS, AutoTheta, Naive
     from statsforecast.utils import ConformalIntervals
 
+    def classical(model):
+        def predict(values):
+            made = model.forecast(y=values, h=horizon, level=[80])
+            return np.stack([made["lo-80"], made["mean"], made["hi-80"]], axis=1)
+
+        return predict
+
     methods = {
-        "gpuledger": ours(),
-        "EmpNaive": empirical,
-        "Naive + conformal": classical(
-            lambda h: Naive(prediction_intervals=ConformalIntervals(n_windows=2 if h > 24 else 5, h=h))
-        ),
-        "seasonal naive 24 h": seasonal,
+        name: lambda values, days=days: persistence(values, horizon, days and days * per_day)
+        for name, days in WINDOWS.items()
     }
-    if models:
-        known = {name: lives(frame) for name, frame in workloads(folder()).items()}
-        methods["gpuledger + workloads"] = ours(lives=known)
-        methods["workloads alone"] = ours(settings_for("workloads"), known)
-        methods["gpuledger + boosted"] = ours(
-            replace(ForecastSettings(), prior=(*ForecastSettings().prior, ("boosted", 1.0)))
-        )
-        methods["boosted alone"] = ours(settings_for("boosted"))
+    windows = 5 if horizon <= per_day else 2
+    conformal = ConformalIntervals(n_windows=windows, h=horizon)
+    methods["naive + conformal"] = classical(Naive(prediction_intervals=conformal))
+    methods["seasonal naive, a day"] = lambda values: seasonal(values, horizon, per_day)
     if not quick:
-        methods["AutoETS (24)"] = classical(lambda _: AutoETS(season_length=24))
-        methods["AutoTheta (24)"] = classical(lambda _: AutoTheta(season_length=24))
-        methods["MSTL (24, 168)"] = classical(lambda _: MSTL(season_length=[24, 168]))
+        methods["AutoETS (24)"] = classical(AutoETS(season_length=per_day))
+        methods["Theta (24)"] = classical(AutoTheta(season_length=per_day))
+        methods["MSTL (24, 168)"] = classical(MSTL(season_length=[per_day, 7 * per_day]))
     return methods
 
 
-def judge(method, series, horizon):
-    """Per series (loss, sum of |actual|, coverages) and milliseconds per forecast."""
-    scores = {name: [] for name in series}
-    seconds, count = 0.0, 0
-    rounds = max(len(origins(len(y), horizon)) for y in series.values())
-    for number in range(rounds):
-        due = [(name, y, at[number]) for name, y in series.items() if number < len(at := origins(len(y), horizon))]
-        started = time.process_time()
-        answers = method([y[max(0, at - CAP) : at] for _, y, at in due], horizon, [(name, at) for name, _, at in due])
-        seconds, count = seconds + time.process_time() - started, count + len(due)
-        for (name, y, at), answer in zip(due, answers, strict=True):
-            actual, values = y[at : at + horizon], np.maximum(answer, 0)
-            error = actual[:, None] - values
-            loss = np.maximum(Q * error, (Q - 1) * error).sum()
-            scores[name].append((loss, np.abs(actual).sum(), (error <= 1e-9).mean(0)))
-    out = {
-        name: (2 * sum(r[0] for r in rows) / 4, sum(r[1] for r in rows), np.mean([r[2] for r in rows], axis=0))
-        for name, rows in scores.items()
+def draw_settings(count):
+    """Settings drawn at random, the same in every run."""
+    generator = np.random.default_rng(21)
+    return [
+        Similarity(**{name: values[generator.integers(len(values))] for name, values in CHOICES.items()})
+        for _ in range(count)
+    ]
+
+
+def log_ratios(cases, losses, reference):
+    """By family the logarithm of loss / loss of the reference, arrays (methods, series); `losses` are (methods, cases).
+
+    One case never decides: losses are summed over the origins of a series first.
+    """
+    ratios = {}
+    for family in dict.fromkeys(case.family for case in cases):
+        names = dict.fromkeys(case.series for case in cases if case.family == family)
+        rows = [[case.series == name for case in cases] for name in names]
+        ours = np.stack([losses[:, row].sum(axis=1) for row in rows], axis=1)
+        base = np.array([reference[row].sum() for row in rows])
+        ratios[family] = np.log((ours + 1e-9) / (base + 1e-9))
+    return ratios
+
+
+def choose(settings, ratios, left_out):
+    """Constant by constant the median of the tenth of `settings` that is best on every family but `left_out`."""
+    seen = [rows.mean(axis=1) for family, rows in ratios.items() if family != left_out]
+    best = np.argsort(np.mean(seen, axis=0), kind="stable")[: max(1, len(settings) // 10)]
+    constants = {}
+    for name, values in CHOICES.items():
+        places = sorted(values.index(getattr(settings[place], name)) for place in best)
+        constants[name] = values[places[len(places) // 2]]
+    return Similarity(**constants)
+
+
+class Judge:
+    """Loss and coverage of methods on cases, each computed once."""
+
+    def __init__(self, cases, cache):
+        self.cases, self.file = cases, cache
+        self.known = pickle.loads(cache.read_bytes()) if cache and cache.exists() else {}
+        self.key = (len(cases), len(cases[0].actual), cases[0].past.step_ms)
+
+    def save(self):
+        if self.file:
+            self.file.write_bytes(pickle.dumps(self.known))
+
+    def of_settings(self, settings):
+        """Arrays (settings, cases, 2) of loss and coverage."""
+        missing = [each for each in dict.fromkeys(settings) if (self.key, each) not in self.known]
+        if missing:
+            rows = np.empty((len(missing), len(self.cases), 2))
+            for number, case in enumerate(self.cases):
+                # The table of past changes is made once for all settings.
+                analogs = Analogs(recent_history(case.past), np.arange(1, len(case.actual) + 1))
+                for place, each in enumerate(missing):
+                    rows[place, number] = judge(case, np.sort(analogs.predict(each, Q)[0], axis=1))
+            self.known |= {(self.key, each): row for each, row in zip(missing, rows, strict=True)}
+            self.save()
+        return np.stack([self.known[self.key, each] for each in settings])
+
+    def of_method(self, name, predict):
+        """Array (cases, 2) of loss and coverage, and milliseconds a case."""
+        if (self.key, name) not in self.known:
+            print(f"... {name}", file=sys.stderr, flush=True)
+            started = time.process_time()
+            rows = np.array([judge(case, predict(case.past.values)) for case in self.cases])
+            self.known[self.key, name] = rows, 1000 * (time.process_time() - started) / len(self.cases)
+            self.save()
+        return self.known[self.key, name]
+
+
+def left_out(judge, settings, chosen_on):
+    """Loss and coverage (cases, 2) by constants chosen on the other families, and these constants by family."""
+    families = dict.fromkeys(case.family for case in judge.cases)
+    chosen = {family: choose(settings, chosen_on, family) for family in families}
+    rows = judge.of_settings(list(chosen.values()))
+    of_case = [list(families).index(case.family) for case in judge.cases]
+    return rows[of_case, np.arange(len(judge.cases))], chosen
+
+
+def report(judge, results, reference, milliseconds):
+    """Print the table: the ratio to the reference by family and over all series, and the coverage."""
+    ratios = {
+        name: {family: rows[0] for family, rows in log_ratios(judge.cases, loss[None, :, 0], reference).items()}
+        for name, loss in results.items()
     }
-    return out, 1000 * seconds / count
+    families = list(next(iter(ratios.values())))
+    print(f"| method | all | {' | '.join(families)} | cov90 | ms |\n|---|{'---|' * (len(families) + 3)}")
+    for name, by_family in ratios.items():
+        every = np.exp(np.concatenate(list(by_family.values())).mean())
+        each = " | ".join(f"{np.exp(rows.mean()):.3f}" for rows in by_family.values())
+        cost = f"{milliseconds[name]:.1f}" if name in milliseconds else ""
+        print(f"| {name} | {every:.3f} | {each} | {results[name][:, 1].mean():.3f} | {cost} |")
+    for family in families:
+        best = min(WINDOWS, key=lambda name: ratios[name][family].mean())
+        ours = np.exp(ratios[LEFT_OUT][family].mean() - ratios[best][family].mean())
+        print(f"{family}: left out {ours:.3f} of its best window ({best})")
+
+
+LEFT_OUT, SHIPPED = "gpuledger, left out", "gpuledger, as shipped (has seen all)"
+
+
+def option(name, default):
+    given = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")]
+    return given[0] if given else default
 
 
 def main() -> int:
     warnings.filterwarnings("ignore")
-    horizon = 168 if "--days=7" in sys.argv else 24
-    only = next((argument.partition("=")[2] for argument in sys.argv if argument.startswith("--only=")), "")
-    series = {name: values for name, values in hourly(folder()).items() if re.search(only, name)}
-    results = {}
-    for name, method in methods("--quick" in sys.argv, "--models" in sys.argv).items():
-        print(f"... {name}", file=sys.stderr, flush=True)
-        results[name] = judge(method, series, horizon)
-    wql = {name: {s: r[0] / max(r[1], 1e-9) for s, r in rows.items()} for name, (rows, _) in results.items()}
-    base = wql["seasonal naive 24 h"]
-    used = [s for s in series if base[s] > 0]
-    families = sorted({s.split("/")[0] for s in used})
-
-    def relative(name, part):
-        return float(np.exp(np.mean([np.log(max(wql[name][s], 1e-9) / base[s]) for s in part])))
-
-    print(
-        f"{len(used)} series, {horizon} h ahead; relWQL: smaller is better; cov: share of actuals under the quantile\n"
-    )
-    print("| method | relWQL | WQL pooled | cov90 | cov95 | " + " | ".join(families) + " | ms |")
-    print("|---|" + "---|" * (len(families) + 5))
-    for name, (rows, ms) in results.items():
-        pooled = sum(rows[s][0] for s in used) / sum(rows[s][1] for s in used)
-        cover = np.mean([rows[s][2] for s in used], axis=0)
-        parts = [[s for s in used if s.startswith(family + "/")] for family in families]
-        each = " | ".join(f"{relative(name, part):.3f}" for part in parts)
-        overall = f"{relative(name, used):.3f} | {pooled:.4f} | {cover[2]:.3f} | {cover[3]:.3f}"
-        print(f"| {name} | {overall} | {each} | {ms:.1f} |")
-    own = ("gpuledger", "workloads", "boosted")
-    rivals = [name for name in results if not name.startswith(own)]
-    best = min(rivals, key=lambda name: relative(name, used))
-    print(f"\nours / best baseline ({best}): {relative('gpuledger', used) / relative(best, used):.3f}")
-    if "AutoETS (24)" in results:
-        print(f"ours / AutoETS: {relative('gpuledger', used) / relative('AutoETS (24)', used):.3f}")
-    for family in families:
-        part = [s for s in used if s.startswith(family + "/")]
-        rival = min(rivals, key=lambda name: relative(name, part))
-        print(f"{family}: {relative('gpuledger', part):.3f} against {relative(rival, part):.3f} ({rival})")
-    worst = max(used, key=lambda s: wql["gpuledger"][s] / max(wql["Naive + conformal"][s], 1e-9))
-    ratio = wql["gpuledger"][worst] / wql["Naive + conformal"][worst]
-    print(f"worst series against Naive + conformal: {ratio:.3f} ({worst})")
+    cache = Path(option("cache", "")) if option("cache", "") else None
+    place, settings = folder(), draw_settings(int(option("settings", "300")))
+    days, fine = int(option("days", "1")), option("step", "1h") == "5m"
+    at_24h = Judge(cases(load(place, 3600), 24), cache)
+    reference, _ = at_24h.of_method(REFERENCE, baselines(24, 24, True)[REFERENCE])
+    chosen_on = log_ratios(at_24h.cases, at_24h.of_settings(settings)[:, :, 0], reference[:, 0])
+    horizon, per_day = (24, 288) if fine else (24 * days, 24)
+    judged = Judge(cases(load(place, 300 if fine else 3600), horizon), cache) if fine or days > 1 else at_24h
+    results, milliseconds = {}, {}
+    results[LEFT_OUT], chosen = left_out(judged, settings, chosen_on)
+    results[SHIPPED] = judged.of_settings([Similarity()])[0]
+    started = time.process_time()
+    for case in judged.cases[::5]:
+        forecast([case.past], horizon)
+    milliseconds[SHIPPED] = 1000 * (time.process_time() - started) / len(judged.cases[::5])
+    for name, predict in baselines(horizon, per_day, "--quick" in sys.argv or fine).items():
+        results[name], milliseconds[name] = judged.of_method(name, predict)
+    print(f"{len({case.series for case in judged.cases})} series, {len(judged.cases)} origins, {horizon} steps ahead;")
+    print(f"ratio of the weighted quantile loss to {REFERENCE}: smaller is better\n")
+    report(judged, results, results[REFERENCE][:, 0], milliseconds)
+    for family, similarity in [*chosen.items(), ("none", choose(settings, chosen_on, None)), ("ships", Similarity())]:
+        print(f"without {family}: " if family != "ships" else "ships: ", asdict(similarity))
     return 0
 
 

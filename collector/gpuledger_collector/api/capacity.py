@@ -32,9 +32,8 @@ def router(context: ReadContext) -> APIRouter:
         """Demand of each pool as quantiles, hour by hour."""
         with context.connection(principal) as connection:
             pools = pool_demand(connection, context.now_ms, pool)
-            forecasts = forecast_pools(connection, context.now_ms, horizon_hours, pools)
         items = []
-        for entry in forecasts:
+        for entry in forecast_pools(pools, horizon_hours):
             names = [f"q{quantile:g}" for quantile in entry.quantiles]
             rows = zip(entry.at_ms, entry.mean.round(6).tolist(), entry.values.round(6).tolist(), strict=True)
             points = [

@@ -217,7 +217,7 @@ def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
     """Past and coming demand of each pool; takes seconds."""
     with context.database.connect() as connection:
         pools = {series.name: series for series in pool_demand(connection, context.now_ms) if series.known}
-        forecasts = forecast_pools(connection, context.now_ms, HOURS_AHEAD, list(pools.values()))
+        forecasts = forecast_pools(list(pools.values()), HOURS_AHEAD)
     outlook = []
     for forecast in forecasts:
         series = pools[forecast.series]

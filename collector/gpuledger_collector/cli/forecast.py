@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -20,7 +20,7 @@ from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, pr
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.insight.forecast import MODELS, Forecast, Workloads, settings_for
+from gpuledger_collector.insight.forecast import METHODS, Forecast
 from gpuledger_collector.insight.forecast import forecast as compute
 from gpuledger_collector.insight.forecast_history import ForecastRecord
 from gpuledger_collector.insight.series import Series
@@ -96,8 +96,8 @@ def forecast(
     ] = Group.pool,
     step: Annotated[str, Option("--step", metavar="5m|1h", help="Step of the ledger's series.")] = "1h",
     method: Annotated[
-        str, Option("--method", help="One model instead of the mix: analog, workloads... (docs/forecasting.md).")
-    ] = "auto",
+        str, Option("--method", help="analog, or persistence: the naive baseline (docs/forecasting.md).")
+    ] = "analog",
     horizon: Annotated[str, Option("--horizon", metavar="SPAN", help="How far ahead: 6h, 24h, 7d.")] = "24h",
     form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
@@ -117,18 +117,17 @@ def forecast(
     step_ms = duration_ms(step, "--step")
     if step_ms not in STEPS_MS:
         refuse(f"--step: {step!r} is neither 5m nor 1h")
-    workloads: Mapping[str, Workloads] = {}
     if series is not None:
         from gpuledger_collector.cli.read_series import read_series  # pandas takes a third of a second
 
         file = read_series(series)
     else:
-        file, workloads = read_demand(dsn, config, group, only, step_ms)
+        file = read_demand(dsn, config, group, only, step_ms)
     usable = [entry for entry in file.series if entry.known]
     for entry in file.series:
         if not entry.known:
             say(f"gpuledger: series {entry.name!r} has no known value: no forecast of it", error=True)
-    forecasts = compute_forecasts(usable, span_ms, method, workloads)
+    forecasts = compute_forecasts(usable, span_ms, method)
     for result in forecasts:
         if result.note:
             say(f"gpuledger: {result.note}", error=True)
@@ -149,16 +148,11 @@ def _group_and_name(pool: str | None, owner: str | None, model: str | None, by: 
     return ("pool", pool) if pool is not None else (by.value, None)
 
 
-def compute_forecasts(
-    series: Sequence[Series], span_ms: int, method: str = "auto", workloads: Mapping[str, Workloads] | None = None
-) -> list[Forecast]:
+def compute_forecasts(series: Sequence[Series], span_ms: int, method: str = "analog") -> list[Forecast]:
     """Forecasts over `span_ms`, in the order of `series`; series of one step are forecast together."""
-    try:
-        settings = settings_for(method)
-    except KeyError:
-        refuse(f"--method: {method!r} is not one of auto, {', '.join(MODELS)}")
+    if method not in METHODS:
+        refuse(f"--method: {method!r} is not one of {', '.join(METHODS)}")
     forecasts: dict[str, Forecast] = {}
-    # The models learn from all series of a step together.
     for step_ms in sorted({entry.step_ms for entry in series}):
         steps = span_ms // step_ms
         group = [entry for entry in series if entry.step_ms == step_ms]
@@ -167,7 +161,7 @@ def compute_forecasts(
             refuse(
                 f"--horizon: {steps} steps of {step_ms / 1000:g} s for series {name!r}; 1 to {MAX_STEPS} are allowed"
             )
-        for result in compute(group, steps, settings=settings, track=_progress, workloads=workloads):
+        for result in compute(group, steps, method=method, track=_progress):
             forecasts[result.series] = result
     return [forecasts[entry.name] for entry in series]
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
 from gpuledger_collector.cli.common import FINDINGS, refuse
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
-from gpuledger_collector.insight.forecast import Workloads
 from gpuledger_collector.insight.series import Ints
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.capacity.demand import demand, lives
+from gpuledger_collector.storage.capacity.demand import demand
 
 DAYS = 56
 """How far back the ledger is read by the hour: as much as the estimators use."""
@@ -22,10 +20,10 @@ FINE_DAYS = 14
 
 def read_demand(
     dsn: str | None, config: Path | None, group: str, only: str | None, step_ms: int = HOUR_MS
-) -> tuple[SeriesFile, Mapping[str, Workloads]]:
+) -> SeriesFile:
     """GPUs held and queued per pool, model or owner over the last weeks, up to the last full step.
 
-    With the workloads behind it, by the name of the series; `only` picks one series.
+    `only` picks one series.
     """
     days = DAYS if step_ms == HOUR_MS else FINE_DAYS
     with open_session(dsn, config) as session:
@@ -34,14 +32,13 @@ def read_demand(
         refresh(session.database, Period(start_ms // HOUR_MS * HOUR_MS, end_ms), session.now_ms)
         with session.database.connect() as connection:
             series = demand(connection, start_ms, end_ms, group, step_ms)
-            workloads = lives(connection, end_ms - DAYS * DAY_MS, end_ms, group)
     names = [entry.name for entry in series]
     if only is not None and only not in names:
         known = ", ".join(filter(None, names)) or "none"
         refuse(f"--{group}: no {group} {only!r} held GPUs in the last {days} days; there are {known}")
     if not series:
         refuse(f"the ledger has no usage in the last {days} days: nothing to look ahead from", FINDINGS)
-    return SeriesFile([entry for entry in series if only in {None, entry.name}], write_instants), workloads
+    return SeriesFile([entry for entry in series if only in {None, entry.name}], write_instants)
 
 
 def write_instants(at_ms: Ints) -> list[str]:

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.insight.forecast import Forecast
-from gpuledger_collector.insight.forecast.ensemble import quantile_loss
+from gpuledger_collector.insight.forecast import Forecast, quantile_loss
 from gpuledger_collector.insight.scaling.advice import steps_per_day
 from gpuledger_collector.insight.scaling.choice import (
     SelectionPlan,

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.insight.forecast import Forecast, Workloads, forecast
-from gpuledger_collector.insight.forecast.ensemble import quantile_losses
+from gpuledger_collector.insight.forecast import Forecast, forecast, quantile_losses
 from gpuledger_collector.insight.series import Floats, Series
 
 HORIZON_HOURS = 24
@@ -73,9 +72,7 @@ def daily_origins(now_ms: int) -> list[int]:
     return [today - days * DAY_MS - HOUR_MS for days in range(REPLAYED_DAYS, -1, -1)]
 
 
-def forecast_at(
-    series: Sequence[Series], grouped: str, origin_ms: int, now_ms: int, workloads: Mapping[str, Workloads]
-) -> list[StoredForecast]:
+def forecast_at(series: Sequence[Series], grouped: str, origin_ms: int, now_ms: int) -> list[StoredForecast]:
     """Forecast each hourly series that has an hour at `origin_ms`, from what was known up to it."""
     past = [
         hourly.until((origin_ms - hourly.start_ms) // HOUR_MS + 1)
@@ -84,8 +81,7 @@ def forecast_at(
     ]
     usable = [hourly for hourly in past if hourly.known]
     replayed = now_ms - origin_ms > DAY_MS + HOUR_MS
-    forecasts = forecast(usable, HORIZON_HOURS, workloads=workloads) if usable else []
-    return [_stored(result, grouped, origin_ms, now_ms, replayed) for result in forecasts]
+    return [_stored(result, grouped, origin_ms, now_ms, replayed) for result in forecast(usable, HORIZON_HOURS)]
 
 
 def _stored(result: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: bool) -> StoredForecast:

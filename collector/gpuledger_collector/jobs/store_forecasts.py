@@ -29,11 +29,10 @@ def store_forecasts(database: Database, now_ms: int) -> int:
     with database.transaction() as connection:
         for group in GROUPS:
             series = {each.name: each for each in demand.demand(connection, start_ms, end_ms, group)}
-            lives = demand.lives(connection, start_ms, end_ms, group)
             stored = {(each.origin_ms, each.series) for each in backtests.stored(connection, group, start_ms)}
             for origin_ms in daily_origins(now_ms):
                 missing = [each for name, each in series.items() if (origin_ms, name) not in stored]
-                forecasts = forecast_at(missing, group, origin_ms, now_ms, lives)
+                forecasts = forecast_at(missing, group, origin_ms, now_ms)
                 backtests.put(connection, forecasts)
                 count += len(forecasts)
             since_ms = now_ms - HORIZON_HOURS * HOUR_MS - LATE_MS if stored else start_ms

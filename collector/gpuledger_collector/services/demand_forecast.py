@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.insight.forecast import Forecast, forecast
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.capacity import demand
 from gpuledger_collector.storage.capacity.scaling import DEMAND_DAYS
 from gpuledger_collector.storage.locks import Connection
-
-if TYPE_CHECKING:
-    from gpuledger_collector.insight.forecast import Forecast
 
 
 def pool_demand(connection: Connection, now_ms: int, pool: str | None = None) -> list[Series]:
@@ -27,15 +24,6 @@ def pool_demand(connection: Connection, now_ms: int, pool: str | None = None) ->
     return chosen
 
 
-def forecast_pools(
-    connection: Connection, now_ms: int, horizon_hours: int, pools: Sequence[Series]
-) -> Sequence[Forecast]:
-    """Forecast the demand of these pools; those without a known hour are left out. Takes seconds."""
-    from gpuledger_collector.insight.forecast import forecast  # loads scikit-learn
-
-    end_ms = now_ms // HOUR_MS * HOUR_MS
-    known = [series for series in pools if series.known]
-    if not known:
-        return []
-    workloads = demand.lives(connection, end_ms - DEMAND_DAYS * DAY_MS, end_ms, "pool")
-    return forecast(known, horizon_hours, workloads=workloads)
+def forecast_pools(pools: Sequence[Series], horizon_hours: int) -> list[Forecast]:
+    """Forecast the demand of these pools; those without a known hour are left out."""
+    return forecast([series for series in pools if series.known], horizon_hours)

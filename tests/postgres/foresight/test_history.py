@@ -88,7 +88,7 @@ def test_demand_of_an_owner_is_forecast(used, run):
         (("--owner", "team=none"), "there are vision"),
         (("--owner", "shoe=1"), "LEVEL=VALUE"),
         (("--pool", "train", "--model", "H100"), "give one of them"),
-        (("--pool", "train", "--method", "oracle"), "not one of auto"),
+        (("--pool", "train", "--method", "oracle"), "not one of analog, persistence"),
         (("--pool", "train", "--step", "7m"), "neither 5m nor 1h"),
     ):
         code, _, said = run("forecast", *asked)

@@ -9,7 +9,6 @@ import pytest
 from fakes.collector import JSON, running
 from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.api import queue
-from gpuledger_collector.insight.forecast import STILL_RUNNING
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import demand
@@ -168,18 +167,3 @@ def test_what_waits_is_demand_from_its_first_reading_on(held, database, run, tmp
     np.testing.assert_allclose(values_of(database, "pool", 3)["train"].values, [2.0, 1.5 + 3, 1.0])
     np.testing.assert_allclose(values_of(database, "team", 3)["team-2"].values, [1.0, 0.5 + 2, 0.0])
     np.testing.assert_allclose(values_of(database, "team", 3)["team-1"].values, [1.0, 1.0 + 1, 1.0])
-    with database.connect() as connection:
-        behind = demand.lives(connection, OCTOBER, OCTOBER + 2 * HOUR, "pool")["train"]
-        later = demand.lives(connection, OCTOBER, OCTOBER + 3 * HOUR, "pool")["train"]
-    assert sorted(gpus for _, gpus in behind.waiting) == [1.0, 2.0]
-    assert later.waiting == ()
-
-
-def test_lives_of_workloads_come_from_the_hours(held, database):
-    """Start, end and GPUs of each workload as the hourly ledger knows them."""
-    with database.connect() as connection:
-        found = demand.lives(connection, OCTOBER, OCTOBER + 3 * HOUR, "pool")["train"]
-    order = np.argsort(found.end_ms)
-    np.testing.assert_array_equal(found.start_ms[order] - OCTOBER, [0, 0])
-    assert found.end_ms[order].tolist() == [OCTOBER + 3 * HOUR // 2, STILL_RUNNING]
-    assert found.gpus.tolist() == [1.0, 1.0]

@@ -1,22 +1,12 @@
-"""Quantiles of the GPUs that will be wanted over a horizon, from a series' own past and its workloads."""
+"""Quantiles of the GPUs that will be wanted over a horizon, from a series' own past."""
 
-from gpuledger_collector.insight.forecast.ensemble import (
-    MODELS,
+from gpuledger_collector.insight.forecast.forecasts import (
+    METHODS,
     QUANTILES,
     Forecast,
-    ForecastSettings,
     forecast,
-    settings_for,
+    quantile_loss,
+    quantile_losses,
 )
-from gpuledger_collector.insight.forecast.workloads import STILL_RUNNING, Workloads
 
-__all__ = [
-    "MODELS",
-    "QUANTILES",
-    "STILL_RUNNING",
-    "Forecast",
-    "ForecastSettings",
-    "Workloads",
-    "forecast",
-    "settings_for",
-]
+__all__ = ["METHODS", "QUANTILES", "Forecast", "forecast", "quantile_loss", "quantile_losses"]

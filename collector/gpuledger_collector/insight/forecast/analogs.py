@@ -1,12 +1,13 @@
-"""Forecasts from a series' own past changes.
+"""Forecasts from what followed similar instants of a series' own past.
 
 Problem: hourly GPU use is close to a random walk with plateaus. The last value is hard to beat as a point forecast;
-what can be improved is the shape of the distribution around it. Idea: the change over the next h steps is drawn from
-the changes over h steps that followed earlier instants, each weighted by its similarity to now. A model is nothing but
-such a weighting (SimilarityKernel), so all of them share one sorted table of past changes, which is what costs time.
+what can be improved is the distribution around it. Idea (the method of analogues): the change over the next h steps is
+drawn from the changes over h steps that followed earlier instants, each weighted by its similarity to now. Instants are
+compared by level, age of the plateau, hour of the day and recent movement; the weight falls with distance like a
+heavy-tailed density, so that a rare jump under other circumstances keeps a place in the tails.
 
-Empirical persistence is the kernel that finds every past instant equally similar; the analogs compare the level (a
-queue at its quota behaves unlike an idle one), the hour, the age of the plateau, and prefer recent instants.
+A level that the series had on a few days only, as after a service was scaled to a size that it never had, says nothing
+about what follows: its analogs are one event seen many times. The fewer days, the less the level counts.
 """
 
 from __future__ import annotations
@@ -16,65 +17,61 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.insight.series import Flags, Floats, Ints, fill_forward, is_weekend
+from gpuledger_collector.insight.series import Flags, Floats, Ints, fill_forward
 
 MAX_CELLS = 600_000
 """Largest table of changes; longer pasts are thinned out to keep a forecast within milliseconds."""
+MOVEMENT_HOURS, USUAL_HOURS = 3, 72
+"""Movement is the change over the last 3 hours; the usual level is the mean of the last 3 days."""
+CLEAR_RHYTHM, SOME_RHYTHM = 1 / 3, 2 / 3
+"""Ratios of Rhythm below which a series is compared with a period before, and its leads are not averaged."""
+GUARD_POWER = 4
+"""How sharply trust in the level falls below `Similarity.level_days`."""
 
 Prediction = tuple[Floats, Floats]
 """Levels (H, Q) by lead and quantile, and means (H,)."""
 
 
 @dataclass(frozen=True)
-class SimilarityKernel:
-    """How similar a past instant is to now.
+class Similarity:
+    """How instants are compared: the width of each distance, None where it does not count.
 
-    `level`: width in standard deviations of the series (None: any level). `half_life_days`: age at which an instant
-    counts half (None: age does not matter). `hour`: width in hours of the day. `weekday`: weight of an instant on the
-    other kind of day (weekend or not). `age`: width in factors of e of the time since the last change. `floor`: least
-    weight of any instant, relative to the best; it keeps rare jumps in the tails.
+    `level`, `movement` and `departure` (level - usual level) are in standard deviations of the series, `age` in factors
+    of e of the time since the last change, `hour` in hours around the clock, `memory_days` is the age at which an
+    instant counts half. The level itself counts half when the series was near it on `level_days` days (0: always
+    fully). A lead is averaged with its neighbors fewer than `blend` steps away.
     """
 
-    name: str
-    level: float | None = None
-    half_life_days: float | None = None
-    hour: float | None = None
-    weekday: float = 1.0
-    age: float | None = None
-    floor: float = 0.0
+    level: float | None = 0.1
+    age: float | None = 0.7
+    hour: float | None = 3.0
+    movement: float | None = 0.4
+    departure: float | None = 0.5
+    memory_days: float | None = 14.0
+    level_days: float = 5.0
+    blend: int = 9
 
 
-KERNELS = (
-    SimilarityKernel("analog", level=0.3, half_life_days=5, hour=7, age=1.4, floor=0.01),
-    SimilarityKernel("recent", level=0.5, half_life_days=2, hour=9, floor=0.02),
-    SimilarityKernel("rhythm", level=1.0, half_life_days=21, hour=0.8, weekday=0.1, floor=0.001),
-    SimilarityKernel("persistence"),
-)
-"""The models besides the seasonal ones; `persistence` is the naive baseline of every forecast."""
+PERSISTENCE = Similarity(None, None, None, None, None, None, 0.0, 1)
+"""Every instant is equally similar: the naive baseline of every forecast."""
 
 
 @dataclass(frozen=True)
 class History:
-    """A series up to now with what the kernels compare; one entry per step, the last is now.
-
-    `values` has its gaps filled with the last known value; `age` is log(1 + steps since the last change).
-    """
+    """A series up to now; one entry per step, the last is now, with gaps filled by the last known value."""
 
     values: Floats
     known: Flags
     at_ms: Ints
     step_ms: int
-    age: Floats
-
-    @property
-    def per_day(self) -> int:
-        """Steps per day; 0 when a step is a day or longer or does not divide it."""
-        return DAY_MS // self.step_ms if DAY_MS % self.step_ms == 0 and self.step_ms < DAY_MS else 0
 
     def until(self, count: int) -> History:
-        """Return the history as it was after `count` steps: every entry depends on earlier values only."""
-        arrays = (self.values[:count], self.known[:count], self.at_ms[:count])
-        return replace(self, values=arrays[0], known=arrays[1], at_ms=arrays[2], age=self.age[:count])
+        """Return the history as it was after `count` steps."""
+        return replace(self, values=self.values[:count], known=self.known[:count], at_ms=self.at_ms[:count])
+
+    def steps(self, span_ms: int) -> int:
+        """Number of steps in a span, at least one."""
+        return max(1, span_ms // self.step_ms)
 
 
 def history_of(values: Floats, start_ms: int, step_ms: int) -> History:
@@ -83,10 +80,7 @@ def history_of(values: Floats, start_ms: int, step_ms: int) -> History:
     last = int(np.flatnonzero(known)[-1]) + 1
     values, known = values[:last], known[:last]
     values = fill_forward(values, float(values[np.argmax(known)]))
-    index = np.arange(last)
-    changed = np.concatenate([[False], np.abs(np.diff(values)) > 1e-9])
-    since = index - np.maximum.accumulate(np.where(changed, index, 0))
-    return History(values, known, start_ms + index * step_ms, step_ms, np.log1p(since))
+    return History(values, known, start_ms + np.arange(last) * step_ms, step_ms)
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,6 @@ class PastChanges:
     order: Ints
     usable: Flags
     origin: Ints
-    leads: Ints
 
 
 def past_changes(history: History, leads: Ints) -> PastChanges:
@@ -115,62 +108,168 @@ def past_changes(history: History, leads: Ints) -> PastChanges:
     # Filled gaps have values, but a change from or to one never happened.
     usable = inside & history.known[origin][None, :] & history.known[target]
     change = np.where(usable, history.values[target] - history.values[origin][None, :], 0.0)
-    order = np.argsort(change, axis=1)
+    order = np.argsort(change, axis=1, kind="stable")
     change, usable = (np.take_along_axis(table, order, 1) for table in (change, usable))
-    return PastChanges(change, order, usable, origin, leads)
+    return PastChanges(change, order, usable, origin)
 
 
-def kernel_weights(kernel: SimilarityKernel, history: History, origin: Ints) -> Floats:
-    """Return the weight of each instant of `origin` (N,); the most similar one weighs 1."""
-    now = len(history.values) - 1
-    # Products of weights as sums of logarithms: a product of small factors would underflow.
-    log = np.zeros(len(origin))
-    if kernel.half_life_days is not None:
-        half_life = max(kernel.half_life_days * DAY_MS / history.step_ms, 12 * kernel.half_life_days)
-        log -= (now - origin) * (np.log(2) / half_life)
-    values = history.values[origin]
-    if kernel.level is not None:
-        width = kernel.level * (float(history.values.std()) + 1e-9)
-        log -= 0.5 * np.square((values - history.values[now]) / width)
-    if kernel.age is not None:
-        log -= 0.5 * np.square((history.age[origin] - history.age[now]) / kernel.age)
-    if kernel.hour is not None and history.per_day:
-        # The distance on a clock: 23:00 and 01:00 are two hours apart.
-        apart = np.abs((history.at_ms[origin] - history.at_ms[now]) % DAY_MS) / HOUR_MS
-        log -= 0.5 * np.square(np.minimum(apart, 24 - apart) / kernel.hour)
-    if kernel.weekday < 1:
-        same_kind = is_weekend(history.at_ms[origin]) == is_weekend(history.at_ms[now])
-        log += np.where(same_kind, 0.0, np.log(kernel.weekday))
-    # Without now itself, which is always the most similar and has no change yet.
-    best = log[:-1].max() if len(log) > 1 else 0.0
-    return np.exp(np.minimum(log - best, 0.0)) + kernel.floor
+@dataclass(frozen=True)
+class Distances:
+    """How far each instant of a history is from now, (N,) per distance, in the units of Similarity; `days` is age."""
+
+    level: Floats
+    age: Floats
+    hour: Floats
+    movement: Floats
+    departure: Floats
+    days: Floats
+
+
+def distances(history: History) -> Distances:
+    """Compare every instant with the last one."""
+    values, index = history.values, np.arange(len(history.values))
+    scale = float(values.std()) + 1e-9
+    changed = np.concatenate([[False], np.abs(np.diff(values)) > 1e-9])
+    age = np.log1p(index - np.maximum.accumulate(np.where(changed, index, 0)))
+    # The distance on a clock: 23:00 and 01:00 are two hours apart.
+    apart = np.abs((history.at_ms - history.at_ms[-1]) % DAY_MS) / HOUR_MS
+    movement = values - values[np.maximum(index - history.steps(MOVEMENT_HOURS * HOUR_MS), 0)]
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    first = np.maximum(index + 1 - history.steps(USUAL_HOURS * HOUR_MS), 0)
+    departure = values - (total[1:] - total[first]) / (index + 1 - first)
+    return Distances(
+        level=(values - values[-1]) / scale,
+        age=age - age[-1],
+        hour=np.minimum(apart, 24 - apart),
+        movement=(movement - movement[-1]) / scale,
+        departure=(departure - departure[-1]) / scale,
+        days=(index[-1] - index) * (history.step_ms / DAY_MS),
+    )
+
+
+def similarity_weights(apart: Distances, usable: Flags, similarity: Similarity) -> Floats:
+    """Return the weight of each instant (N,); those of the `usable` ones sum to 1, the others are 0."""
+    recent = np.where(usable, 1.0, 0.0)
+    if similarity.memory_days is not None:
+        recent /= 1 + apart.days / similarity.memory_days
+    weight = np.ones(len(usable))
+    for name in ("age", "hour", "movement", "departure"):
+        weight *= _closeness(getattr(apart, name), getattr(similarity, name))
+    if similarity.level is None:
+        return _normalized(weight * recent)
+    at_level = recent * _closeness(apart.level, similarity.level)
+    trust = _days_spread(at_level, apart.days) ** GUARD_POWER
+    share = trust / (trust + similarity.level_days**GUARD_POWER)
+    return share * _normalized(weight * at_level) + (1 - share) * _normalized(weight * recent)
+
+
+def _closeness(distance: Floats, width: float | None) -> Floats | float:
+    return 1.0 if width is None else 1 / np.sqrt(1 + 2 * np.square(distance / width))
+
+
+def _normalized(weight: Floats) -> Floats:
+    return weight / max(float(weight.sum()), 1e-300)
+
+
+def _days_spread(weight: Floats, days: Floats) -> float:
+    """Effective number of days that carry the weight (Kish 1965): 1 if one has all, n if n have equal parts."""
+    by_day = np.bincount(days.astype(np.int64), weight)
+    return float(by_day.sum() ** 2 / max(float(np.square(by_day).sum()), 1e-300))
+
+
+class Analogs:
+    """The past changes of a history over some leads, for predictions by any similarity.
+
+    A series with a clear rhythm is compared by what it differs from a day or a week before, unless `plain`.
+    """
+
+    def __init__(self, history: History, leads: Ints, plain: bool = False) -> None:
+        self.leads, self.rhythm = leads, rhythm_of(history)
+        self.base: Floats | float = 0.0
+        if self.rhythm.is_clear and not plain:
+            history, self.base = without_rhythm(history, leads, self.rhythm.period)
+        self.now = float(history.values[-1])
+        self.changes, self.apart = past_changes(history, leads), distances(history)
+        count = len(history.values)
+        self.usable = history.known & (np.arange(count) + int(leads[0]) < count)
+
+    def predict(self, similarity: Similarity, quantiles: Floats) -> Prediction:
+        """Predict levels and means at each lead, not clipped; NaN if no lead has a usable change."""
+        weight = similarity_weights(self.apart, self.usable, similarity)[self.changes.origin]
+        # Averaging leads would flatten a rhythm.
+        blend = _blending(self.leads, 1 if self.rhythm.ratio < SOME_RHYTHM else similarity.blend)
+        levels, mean = (blend @ part for part in weighted_quantiles(self.changes, weight, quantiles))
+        return self.now + levels + np.reshape(self.base, (-1, 1)), self.now + mean + self.base
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """The more regular of the daily and the weekly rhythm: its period in steps, and how regular it is.
+
+    `ratio` is the mean change over a period relative to that over half a day: above 1 without any rhythm.
+    """
+
+    period: int
+    ratio: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether what differs from a period before is far easier to predict than the series itself."""
+        return self.ratio < CLEAR_RHYTHM
+
+
+def rhythm_of(history: History) -> Rhythm:
+    """Measure the rhythm; a period needs three repetitions in the past, and a day six steps."""
+    values = np.where(history.known, history.values, np.nan)
+    day = DAY_MS // history.step_ms
+    found = Rhythm(day, np.inf)
+    if day < 6 or DAY_MS % history.step_ms:
+        return found
+    for period in (day, 7 * day):
+        if len(values) >= 3 * period:
+            moved, half = (np.abs(values[steps:] - values[:-steps]) for steps in (period, day // 2))
+            if np.isfinite(moved).any() and np.nansum(half) > 0:
+                ratio = float(np.nanmean(moved) / np.nanmean(half))
+                found = min(found, Rhythm(period, ratio), key=lambda rhythm: rhythm.ratio)
+    return found
+
+
+def without_rhythm(history: History, leads: Ints, period: int) -> tuple[History, Floats]:
+    """The history of differences from a period before, and the values a period before each lead."""
+    values, known = history.values.copy(), history.known
+    # A gap is filled by the same hour of the period before rather than by the hour before.
+    values[period:] = np.where(known[period:], values[period:], values[:-period])
+    rest = replace(
+        history,
+        values=values[period:] - values[:-period],
+        known=known[period:] & known[:-period],
+        at_ms=history.at_ms[period:],
+    )
+    return rest, values[len(values) - 1 + leads - period * -(-leads // period)]
+
+
+def _blending(leads: Ints, reach: int) -> Floats:
+    """Weights (H, H) that average each lead with its neighbors, falling linearly to 0 at `reach` steps."""
+    tent = np.maximum(0.0, 1 - np.abs(leads[:, None] - leads[None, :]) / reach)
+    return np.asarray(tent / tent.sum(axis=1, keepdims=True))
 
 
 def weighted_quantiles(changes: PastChanges, weights: Floats, quantiles: Floats) -> Prediction:
     """Return weighted quantiles and mean of the changes for each lead; midpoint rule, linear between.
 
-    A lead without any usable change gives NaN.
+    A lead without any usable change gets those between its neighbors' (or of the last one); NaN if no lead has any.
     """
     weight = np.where(changes.usable, weights[changes.order], 0.0)
     total = weight.sum(axis=1)
-    safe = np.where(total > 0, total, 1.0)
-    position = (np.cumsum(weight, axis=1) - weight / 2) / safe[:, None]
-    levels = np.empty((len(changes.leads), len(quantiles)))
-    for row in range(len(levels)):
+    result = np.full((len(weight), len(quantiles) + 1), np.nan)
+    rows = np.flatnonzero(total > 0)
+    for row in rows:
         # Cells without weight repeat a position and would drag the interpolation to a change that never happened.
         use = weight[row] > 0
-        levels[row] = np.interp(quantiles, position[row][use], changes.sorted[row][use]) if use.any() else np.nan
-    mean = (weight * changes.sorted).sum(axis=1) / safe
-    return levels, np.where(total > 0, mean, np.nan)
-
-
-def seasonal(history: History, period: int, leads: Ints, quantiles: Floats) -> Prediction:
-    """Predict the value one period before each target, with its past errors; needs two periods of history."""
-    values = history.values
-    errors = values[period:] - values[:-period]
-    errors = errors[history.known[period:] & history.known[:-period]]
-    if not len(errors):
-        return np.full((len(leads), len(quantiles)), np.nan), np.full(len(leads), np.nan)
-    # As many periods back as are needed for the value to be known now.
-    base = values[len(values) - 1 + leads - period * -(-leads // period)]
-    return base[:, None] + np.quantile(errors, quantiles)[None, :], base + errors.mean()
+        share, change = weight[row][use] / total[row], changes.sorted[row][use]
+        result[row, :-1] = np.interp(quantiles, np.cumsum(share) - share / 2, change)
+        result[row, -1] = share @ change
+    if 0 < len(rows) < len(result):
+        every = np.arange(len(result))
+        result = np.stack([np.interp(every, rows, column[rows]) for column in result.T], axis=1)
+    return result[:, :-1], result[:, -1]

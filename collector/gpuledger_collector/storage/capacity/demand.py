@@ -27,8 +27,6 @@ from gpuledger_collector.insight.demand import (
     owner_demand,
     with_queue,
 )
-from gpuledger_collector.insight.forecast.workloads import STILL_RUNNING, Workloads
-from gpuledger_collector.insight.queue_age import QUEUE_VALID_MS
 from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage.capacity.queues import summed_by
 from gpuledger_collector.storage.ledger import rules, workloads
@@ -80,7 +78,6 @@ _COUNTED = """SELECT {group} AS grouped, workload_id, pool, gpu_micro, start_ms,
         least(coalesce(end_ms, %(end_ms)s), %(end_ms)s) AS end_ms
     FROM imported_usage WHERE start_ms < %(end_ms)s AND (end_ms IS NULL OR end_ms > %(start_ms)s)"""
 _READ = "FROM queue_reading {more} WHERE at_ms >= %(start_ms)s AND at_ms < %(end_ms)s"
-_LATEST = f"SELECT DISTINCT ON (source) waiting {_READ.format(more='')} ORDER BY source, at_ms DESC"
 _SUMMED = (
     f"SELECT source, at_ms, pools AS names, pool_gpu_micro AS micro {_READ.format(more='')} AND summed_at = received_at"
 )
@@ -95,25 +92,6 @@ _ROLLED_UP = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WH
     GROUP BY 1, 2"""
 _ROLLED_UP_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN conservation_check p USING (day_ms)
     WHERE s.proved_at = p.proved_at AND p.until_ms <= %(end_ms)s"""
-# One row per group and workload: its first and last hour, how much it held in each, and its peak. `there` is the size
-# of the accelerators that it held anything of.
-_LIVES = """WITH placement AS ({placements}), used AS (
-        SELECT placement.grouped, u.workload_id, u.hour_ms / 3600000 * 3600000 AS hour_ms,
-               sum(u.held_ms * placement.gpu_micro) / 3600000.0 AS held,
-               sum(placement.gpu_micro) AS there
-        FROM usage_hour u JOIN placement ON placement.accelerator_id = u.accelerator_id
-             AND u.hour_ms + 3599999 >= placement.in_ms AND u.hour_ms < placement.out_ms
-        WHERE u.hour_ms >= %(start_ms)s AND u.hour_ms < %(end_ms)s AND u.state = 'held' AND u.workload_id IS NOT NULL
-        GROUP BY 1, 2, 3)
-    SELECT used.grouped, coalesce(w.tags->>'team', w.account, w.user_name, '') AS owner, min(used.hour_ms) AS first_ms,
-           max(used.hour_ms) AS last_ms, max(used.held) AS most, max(used.there) AS there,
-           (array_agg(used.held ORDER BY used.hour_ms))[1] AS first_held,
-           (array_agg(used.held ORDER BY used.hour_ms DESC))[1] AS last_held
-    FROM used JOIN workload w ON w.id = used.workload_id GROUP BY used.grouped, used.workload_id, 2"""
-_IMPORTED_LIVES = """SELECT {group} AS grouped, coalesce(w.tags->>'team', w.account, w.user_name, '') AS owner,
-        u.start_ms, u.end_ms, u.gpu_micro
-    FROM imported_usage u JOIN workload w ON w.id = u.workload_id
-    WHERE u.start_ms < %(end_ms)s AND (u.end_ms IS NULL OR u.end_ms > %(start_ms)s)"""
 
 
 def _select(connection: Connection, query: str, values: Mapping[str, object]) -> list[Any]:
@@ -262,67 +240,3 @@ def _queue(source: str, readings: Sequence[_Readings], group: str) -> QueueReadi
             gpus.setdefault(shown, np.full(len(at_ms), np.nan))[start:end] = micro[:, column] / _MICRO
         start = end
     return QueueReadings(source, at_ms[order], {name: values[order] for name, values in gpus.items()})
-
-
-def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Mapping[str, Workloads]:
-    """The workloads behind the demand of each pool or model, and what waits at the end; none for owner levels.
-
-    Hourly usage says how much of its first and last hour a workload held, which gives its start and end to within that;
-    imported usage has the exact times.
-    """
-    if group not in {"pool", "model"}:
-        return {}
-    period = {"start_ms": start_ms, "end_ms": end_ms}
-    rows: dict[str, list[_Life]] = {}
-    for row in _select(connection, _LIVES.format(placements=_placements(group)), period):
-        # A workload that fills no entire hour between its ends has no hour with its full size: the accelerators stand
-        # for it.
-        gpus = float(row.most if row.last_ms - row.first_ms >= 2 * HOUR_MS else row.there) / _MICRO
-        # It held the end of its first hour and the beginning of its last one.
-        begun_ms = row.first_ms + HOUR_MS - _held_part(row.first_held, gpus)
-        if row.first_ms == row.last_ms:
-            begun_ms = row.first_ms
-        ended_ms = row.last_ms + _held_part(row.last_held, gpus)
-        life = begun_ms, STILL_RUNNING if ended_ms >= end_ms else ended_ms, gpus, row.owner
-        rows.setdefault(row.grouped, []).append(life)
-    observed = set(rows)
-    imported = _IMPORTED_LIVES.format(group="u.pool" if group == "pool" else "u.gpu_model")
-    for row in _select(connection, imported, period):
-        # Where accelerators are observed, imported usage would count the same workloads a second time.
-        if row.grouped not in observed:
-            ended_ms = STILL_RUNNING if row.end_ms is None else row.end_ms
-            rows.setdefault(row.grouped, []).append((row.start_ms, ended_ms, row.gpu_micro / _MICRO, row.owner))
-    waits = _waiting(connection, end_ms, _QUEUED[group])
-    return {name: _workloads(lives_of_group, end_ms, waits.get(name, {})) for name, lives_of_group in rows.items()}
-
-
-_Life = tuple[int, int, float, str]
-"""Start, end (unix ms), GPUs and owner of a workload."""
-
-
-def _held_part(held_micro: Any, gpus: float) -> int:
-    """Milliseconds of an hour in which a workload held all its GPUs."""
-    return round(min(1.0, float(held_micro) / _MICRO / gpus) * HOUR_MS)
-
-
-def _waiting(connection: Connection, now_ms: int, name: str) -> dict[str, dict[str, float]]:
-    """GPUs waited for now by group and owner: the last valid reading of each source."""
-    rows = connection.execute(_LATEST, {"start_ms": now_ms - QUEUE_VALID_MS, "end_ms": now_ms})
-    gpus: dict[str, dict[str, float]] = {}
-    for item in (item for (waiting,) in rows for item in waiting):
-        by_owner = gpus.setdefault(item[name], {})
-        owner = item["team"] or item["account"] or item["user"]
-        by_owner[owner] = by_owner.get(owner, 0.0) + item["gpu_micro"] / _MICRO
-    return gpus
-
-
-def _workloads(rows: list[_Life], until_ms: int, waits: Mapping[str, float]) -> Workloads:
-    owners = {owner: number for number, owner in enumerate(sorted({row[3] for row in rows} | waits.keys()))}
-    return Workloads(
-        np.array([row[0] for row in rows], dtype=np.int64),
-        np.array([row[1] for row in rows], dtype=np.int64),
-        np.array([row[2] for row in rows]),
-        np.array([owners[row[3]] for row in rows], dtype=np.int64),
-        until_ms,
-        tuple((owners[owner], gpus) for owner, gpus in waits.items()),
-    )

@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_collector.insight.backtest import score, skill
-from gpuledger_collector.insight.forecast import forecast
+from gpuledger_collector.insight.forecast import METHODS, forecast, quantile_loss
 from gpuledger_collector.insight.forecast.analogs import (
-    KERNELS,
+    PERSISTENCE,
+    Analogs,
+    Similarity,
+    distances,
     history_of,
-    kernel_weights,
-    past_changes,
-    weighted_quantiles,
+    rhythm_of,
+    similarity_weights,
 )
-from gpuledger_collector.insight.forecast.ensemble import quantile_loss
 from gpuledger_collector.insight.series import Series, series_of
 
 HOUR = 3_600_000
@@ -64,32 +65,109 @@ def test_the_past_of_a_forecast_does_not_change_with_the_future(seed):
     )
 
 
-def test_a_backtest_inside_a_forecast_uses_only_what_was_known_then():
-    """The models' answers at an earlier instant are the same with the later values replaced."""
+def test_an_earlier_origin_uses_only_what_was_known_then():
+    """The answer at an earlier instant is the same with the later values replaced."""
     values = steps(3)
     changed = values.copy()
     changed[200:] = 7.0
-    for look in KERNELS:
-        answers = []
-        for source in (values, changed):
-            past = history_of(source[:200], 0, HOUR)
-            changes = past_changes(past, np.arange(1, 13))
-            answers.append(
-                weighted_quantiles(changes, kernel_weights(look, past, changes.origin), np.array([0.1, 0.9]))[0]
-            )
-        assert np.array_equal(*answers)
+    answers = [
+        Analogs(history_of(source, 0, HOUR).until(200), np.arange(1, 13)).predict(Similarity(), np.array([0.1, 0.9]))[0]
+        for source in (values, changed)
+    ]
+    assert np.array_equal(*answers)
 
 
 def test_persistence_gives_the_empirical_quantiles_of_past_changes():
-    """The look that finds everything alike is the plain distribution of changes over that many steps."""
+    """The method that finds every instant alike is the plain distribution of changes over that many steps."""
     values = np.arange(101, dtype=float) ** 1.5
-    past = history_of(values, 0, HOUR)
-    changes = past_changes(past, np.array([3]))
-    look = next(look for look in KERNELS if look.name == "persistence")
-    got, mean = weighted_quantiles(changes, kernel_weights(look, past, changes.origin), np.array([0.5]))
+    levels, mean = Analogs(history_of(values, 0, HOUR), np.array([3])).predict(PERSISTENCE, np.array([0.5]))
     expected = values[3:] - values[:-3]
-    assert got[0, 0] == pytest.approx(np.median(expected), rel=1e-6)
-    assert mean[0] == pytest.approx(expected.mean())
+    assert levels[0, 0] == pytest.approx(values[-1] + np.median(expected), rel=1e-6)
+    assert mean[0] == pytest.approx(values[-1] + expected.mean())
+
+
+def weights_of(values, similarity):
+    history = history_of(np.asarray(values, dtype=float), 0, HOUR)
+    return similarity_weights(distances(history), history.known, similarity)
+
+
+ONLY_LEVEL = Similarity(0.15, None, None, None, None, None, 0.0, 1)
+
+
+def test_the_same_level_weighs_more_than_another():
+    """Of two levels visited equally often, the present one has nearly all the weight, and the other one still some."""
+    values = np.tile([10.0] * 12 + [50.0] * 12, 20)
+    weight = weights_of(values, ONLY_LEVEL)
+    other = weight[values == 10].sum()
+    assert 0.01 < other < 0.1
+
+
+def test_a_level_of_one_day_counts_less_than_one_of_many():
+    """A level that was reached a few hours ago is no evidence; one that comes back every day is."""
+    guarded = Similarity(0.15, None, None, None, None, None, 5.0, 1)
+    daily = np.tile([10.0] * 12 + [50.0] * 12, 20)
+    moved = np.concatenate([np.tile([10.0, 12.0] * 12, 19), np.full(24, 50.0)])
+    for values, low, high in ((daily, 0.9, 1.0), (moved, 0.0, 0.1)):
+        present = weights_of(values, guarded)[values == 50].sum()
+        assert low < present <= high
+    assert weights_of(moved, ONLY_LEVEL)[moved == 50].sum() > 0.3
+
+
+def test_each_distance_prefers_what_resembles_now():
+    """Age of the plateau, hour, movement, departure and memory each put more weight on the more similar instant."""
+    nothing = PERSISTENCE.__dict__
+    wave = 50 + 30 * np.sin(2 * np.pi * np.arange(24 * 20) / 24)
+    now = len(wave) - 1
+    for name, width, like, unlike in (
+        ("hour", 3.0, now - 24, now - 12),
+        ("movement", 0.4, now - 24, now - 12),
+        ("departure", 0.5, now - 24, now - 6),
+        ("memory_days", 7.0, now - 1, now - 200),
+    ):
+        weight = weights_of(wave, Similarity(**{**nothing, name: width}))
+        assert weight[like] > 1.5 * weight[unlike], name
+    stairs = np.repeat([1.0, 2.0, 3.0, 4.0], 50)
+    weight = weights_of(stairs, Similarity(**{**nothing, "age": 0.7}))
+    assert weight[149] > 2 * weight[151]
+
+
+def test_what_is_far_ahead_of_a_short_past_is_no_zero():
+    """Leads beyond the longest past change get the last band that there is, never the level 0."""
+    made = forecast([hourly(np.full(100, 8.0) + np.arange(100) % 2)], 168)[0]
+    assert made.note is None
+    assert (made.values >= 7).all()
+
+
+def test_values_with_gaps_between_all_of_them_still_have_a_forecast():
+    """Where every other hour is unknown, odd leads have no change of their own and lie between their neighbors."""
+    values = np.where(np.arange(200) % 2, np.nan, 40.0 + np.arange(200) % 3)
+    made = forecast([hourly(values)], 6)[0]
+    assert np.isfinite(made.values).all()
+    assert (made.values > 30).all()
+
+
+def test_a_forecast_does_not_depend_on_its_neighbors():
+    """A series has the same forecast alone, among others, and asked again."""
+    series = [hourly(steps(seed), f"s{seed}") for seed in range(4)]
+    together = forecast(series, 24)
+    assert np.array_equal(together[2].values, forecast([series[2]], 24)[0].values)
+    assert np.array_equal(together[2].values, forecast(series, 24)[2].values)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_ordered_quantiles(method):
+    """Each method by its name gives finite quantiles in order; persistence is its own baseline."""
+    made = forecast([hourly(steps(1))], 12, method=method)[0]
+    assert np.isfinite(made.values).all()
+    assert (np.diff(made.values, axis=1) >= 0).all()
+    assert made.weights == {method: 1.0}
+    assert (method == "persistence") == np.array_equal(made.values, made.naive)
+
+
+def test_an_unknown_method_is_refused():
+    """There is no method of that name."""
+    with pytest.raises(KeyError):
+        forecast([hourly(steps(1))], 12, method="oracle")
 
 
 def test_a_daily_rhythm_is_followed():
@@ -100,6 +178,27 @@ def test_a_daily_rhythm_is_followed():
     assert np.abs(made.values[:, 1] - values[-24:]).mean() < 3
     assert made.skill is not None
     assert made.skill > 0.5
+
+
+def test_a_weekly_rhythm_with_a_gap_is_followed():
+    """Five busy days and two calm ones: the weekend is forecast as one, also where last week has a hole."""
+    hours = np.arange(24 * 36)
+    busy = (hours // 24) % 7 < 5
+    values = 20 + busy * (40 + 30 * np.sin(2 * np.pi * hours / 24)) + np.random.default_rng(0).normal(0, 1, len(hours))
+    cut = 24 * 33
+    known = values[:cut].copy()
+    known[cut - 24 * 7 : cut - 24 * 7 + 6] = np.nan
+    made = forecast([hourly(known)], 24 * 3)[0]
+    assert np.abs(made.values[:, 1] - values[cut:]).mean() < 3
+    assert (made.naive != made.values).any()
+
+
+def test_a_rhythm_needs_three_repetitions():
+    """Two days are no rhythm yet, whatever they look like; a random walk has none."""
+    shape = 50 + 30 * np.sin(2 * np.pi * np.arange(24 * 3) / 24)
+    assert not rhythm_of(history_of(shape[:60], 0, HOUR)).is_clear
+    assert rhythm_of(history_of(shape, 0, HOUR)).is_clear
+    assert rhythm_of(history_of(steps(5), 0, HOUR)).ratio > 1
 
 
 def test_a_plateau_is_forecast_as_a_plateau():
