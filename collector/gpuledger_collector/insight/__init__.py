@@ -1,1 +1,1 @@
-"""Estimates: numpy, pandas, scikit-learn; no I/O, and nothing here can reach a bill."""
+"""Estimates: numpy, pandas; no I/O, and nothing here can reach a bill."""
