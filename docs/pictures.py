@@ -4,7 +4,7 @@
     python -m docs.pictures demo-output http://127.0.0.1:8440    # while `./dev demo` runs: its nodes report
 
 The terminal's text is the commands' own output (demo.svg), and the page is what a browser shows of the collector's `/`
-over the same database (overview.png, where a Chromium is installed). Nothing in them is typed by hand.
+over the same database (overview.png, where a Chromium is installed), and one of its statements (statement.png). Nothing in them is typed by hand.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rich.text import Text
 PICTURES = Path(__file__).resolve().parent / "pictures"
 PICTURE = PICTURES / "demo.svg"
 OVERVIEW = PICTURES / "overview.png"
+STATEMENT, OWNER = PICTURES / "statement.png", "vision"
 WIDTH = 92
 PAGE = (1280, 1900)
 """Pixels of the overview's picture: a desk's width, and as far down as a reader looks at first."""
@@ -132,6 +133,9 @@ def overview(folder: Path, running: str = "", target: Path = OVERVIEW) -> bool:
                 page.read()
             time.sleep(5)
         photograph(browser, f"{address}/", target)
+    statements = sorted((folder / "statements").glob(f"*/{OWNER}.html"))
+    if target == OVERVIEW and statements:
+        photograph(browser, statements[-1].resolve().as_uri(), STATEMENT)
     return True
 
 
