@@ -66,6 +66,7 @@ class ReportRow:
     list_minor: int | None = None
     contracted_minor: int | None = None
     compared_minor: int | None = None
+    effective_minor: int | None = None
     waste_minor: int | None = None
     gpu_ns: int
     unknown_ns: int = 0
@@ -78,6 +79,7 @@ class ReportRow:
     list_micro: int | None = None
     contracted_micro: int | None = None
     compared_micro: int | None = None
+    effective_micro: int | None = None
     waste_micro: int | None = None
 
     @property
@@ -104,6 +106,7 @@ _PRINTED = (
     ("list_minor", "list_micro", None, 0),
     ("contracted_minor", "contracted_micro", None, 0),
     ("compared_minor", "compared_micro", None, 0),
+    ("effective_minor", "effective_micro", None, 0),
 )
 """What is printed of which exact amount, the unit to which it is rounded (None: the minor unit), and its decimals."""
 
@@ -143,7 +146,10 @@ class Allocations:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Rows by cost, dearest first, and one total per currency (`keys` of a total are empty)."""
+    """Rows by cost, dearest first, and one total per currency (`keys` of a total are empty).
+
+    In the cash view the cost is what is paid, in any other it is what is borne.
+    """
 
     by: tuple[str, ...]
     rows: tuple[ReportRow, ...]
@@ -151,6 +157,7 @@ class Report:
     shared: tuple[SharedOut, ...] = ()
     exchanged: bool = False
     """Whether this is another currency's view."""
+    view: str = "amortized"
 
     @property
     def unpriced(self) -> bool:
@@ -176,6 +183,7 @@ class _RowSums:
     list_micro: int | None = None
     contracted_micro: int | None = None
     compared_micro: int | None = None
+    effective_micro: int | None = None
 
     def add(self, line: ChargedLine) -> None:
         """Add a line; idle time counts where some activity of held time is known."""
@@ -185,6 +193,8 @@ class _RowSums:
             self.idle_ns = add_known(self.idle_ns, line.idle_ns)
             self.idle_cost_micro = add_known(self.idle_cost_micro, line.idle_cost_micro)
         self.cost_micro = add_known(self.cost_micro, line.cost_micro)
+        borne = line.cost_micro if line.effective_cost_micro is None else line.effective_cost_micro
+        self.effective_micro = add_known(self.effective_micro, borne)
         self.energy_mj = add_known(self.energy_mj, line.energy_mj)
         # A part of the list cost beside the whole cost would look like a saving, so the part of the cost that it is
         # compared with is summed along. What a commitment left unused has neither: it would hide what the rest saved.
@@ -313,7 +323,7 @@ def _derived(row: ReportRow) -> ReportRow:
     if row.state == HELD:
         return replace(row, waste_minor=row.cost_held_idle_minor, waste_micro=row.idle_cost_micro)
     if row.state in WASTED_STATES:
-        return replace(row, waste_minor=row.cost_minor, waste_micro=row.cost_micro)
+        return replace(row, waste_minor=row.effective_minor, waste_micro=row.effective_micro)
     return row
 
 

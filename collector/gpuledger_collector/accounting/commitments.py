@@ -71,8 +71,25 @@ class Commitment:
 
     def hour_micro(self, hour_ms: int) -> int:
         """What an hour of the term costs, used or not: amortized and recurring."""
-        recurring = cost_micro(gpu_ns(self.gpus * GPU_MICRO, HOUR_MS), self.rate)
-        return self.amortized_micro(hour_ms) + recurring
+        return self.amortized_micro(hour_ms) + self._recurring_hour
+
+    @property
+    def _recurring_hour(self) -> int:
+        return cost_micro(gpu_ns(self.gpus * GPU_MICRO, HOUR_MS), self.rate)
+
+    def recurring_micro(self, span: Period) -> int:
+        """The recurring fee of a span of the term, in micro-units; spans that adjoin add up."""
+        inside = span.clip(self.term)
+        if inside is None:
+            return 0
+        start_ms, end_ms = inside.start_ms - self.starts_ms, inside.end_ms - self.starts_ms
+        # The fee up to the end less that up to the start: cut anywhere, the parts add up to the whole.
+        return self._recurring_hour * end_ms // HOUR_MS - self._recurring_hour * start_ms // HOUR_MS
+
+    def paid_micro(self, span: Period) -> int:
+        """What is paid within a span: the upfront payment when the term begins, and the recurring fee."""
+        upfront = self.upfront_micro if span.start_ms <= self.starts_ms < span.end_ms else 0
+        return upfront + self.recurring_micro(span)
 
     def cost(self, span: Period) -> int:
         """What a span of the term costs, in micro-units; of an hour cut in two both parts add up to it."""

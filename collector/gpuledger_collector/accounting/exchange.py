@@ -102,7 +102,8 @@ def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
     costs = {name: micro for name, micro in line.amounts.items() if name.endswith("_micro") and micro is not None}
     converted = line.with_amounts({name: rate.convert(micro) for name, micro in costs.items()})
     compared = None if line.compared_cost_micro is None else rate.convert(line.compared_cost_micro)
-    return replace(converted, currency=rate.to_currency, compared_cost_micro=compared)
+    borne = None if line.effective_cost_micro is None else rate.convert(line.effective_cost_micro)
+    return replace(converted, currency=rate.to_currency, compared_cost_micro=compared, effective_cost_micro=borne)
 
 
 def _add_allocations(

@@ -46,6 +46,8 @@ class ChargedLine(Measures):
     currency: str | None
     correction_of: str = ""
     compared_cost_micro: int | None = None
+    effective_cost_micro: int | None = None
+    """In the cash view, where `cost_micro` is what is paid: what is borne; None: the cost is both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

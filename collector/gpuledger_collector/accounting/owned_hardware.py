@@ -57,6 +57,8 @@ class Owned:
     node: str = ""
     region: str = ""
     list_rate: Decimal | None = None
+    count: int | None = None
+    """How many GPUs or nodes were bought; None: not declared, and then the cash view knows no purchase."""
 
     @property
     def written_off_ms(self) -> int:
@@ -123,6 +125,7 @@ class Owned:
             "in_service": format_instant(self.starts_ms),
             "written_off": format_instant(self.written_off_ms),
             "energy": self.energy,
+            **({} if self.count is None else {"count": str(self.count)}),
             **{name: f"{value.normalize():f}" for name, value in facts.items()},
         }
 

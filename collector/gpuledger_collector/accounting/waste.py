@@ -54,7 +54,7 @@ def _waste(currency: str, exchange: str, rows: Sequence[ReportRow], has_inventor
         exchange,
         sum_known(row.waste_minor for row in rows),
         sum_known(row.waste_micro for row in rows),
-        sum_known(row.cost_minor for row in rows),
+        sum_known(row.effective_minor for row in rows),
         tuple(parts),
         sum(row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns for row in rows),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from psycopg.rows import dict_row
 
+from gpuledger_collector.accounting.cash import AMORTIZED, CASH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.waste import whole_waste
@@ -28,13 +29,16 @@ from gpuledger_collector.api.context import (
 from gpuledger_collector.export.budgets import rows as budget_rows
 from gpuledger_collector.export.chargeback import as_json, shared_notes
 from gpuledger_collector.services.budget_status import statuses
-from gpuledger_collector.services.chargeback import NO_INVENTORY, read_chargeback
+from gpuledger_collector.services.chargeback import NO_INVENTORY, read_cash, read_chargeback
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.telemetry.activity import activity
 
 StartUtc = Annotated[str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")]
 EndUtc = Annotated[str, Query(alias="to", description="Last day (UTC), not included.")]
 By = Annotated[str, Query(description=f"Dimensions, separated by commas: {', '.join(DIMENSIONS)}.")]
+View = Annotated[
+    Literal["amortized", "cash"], Query(description="Cost as it is borne hour by hour, or as it is paid on its day.")
+]
 NODES = """SELECT name, first_seen_at, last_seen_at, status, status_detail, agent_version, source, driver FROM node
     WHERE name > %s ORDER BY name LIMIT %s"""
 
@@ -45,9 +49,11 @@ def router(context: ReadContext) -> APIRouter:
     reader, fleet = require_reader(context.keys), require_reader(context.keys, fleet=True)
 
     @routes.get("/chargeback")
-    def chargeback(start: Start, end: End, by: By = "team", principal: Principal = reader) -> Response:
+    def chargeback(
+        start: Start, end: End, by: By = "team", view: View = "amortized", principal: Principal = reader
+    ) -> Response:
         """What each owner pays, by the dimensions of `by`, as `gpuledger chargeback --format json`."""
-        text = chargeback_json(context, start, end, by, principal)
+        text = chargeback_json(context, start, end, by, principal, view)
         return Response(text, media_type="application/json")
 
     @routes.get("/accelerators")
@@ -77,14 +83,21 @@ def router(context: ReadContext) -> APIRouter:
     return routes
 
 
-def chargeback_json(context: ReadContext, start: str, end: str, by: str, principal: Principal) -> str:
-    """The chargeback as JSON; for a viewer only what its subtree pays."""
+def chargeback_json(
+    context: ReadContext, start: str, end: str, by: str, principal: Principal, view: str = AMORTIZED
+) -> str:
+    """The chargeback as JSON; for a viewer only what its subtree pays. Raises ValueError for a viewer's cash view."""
+    if view == CASH and principal.owner is not None:
+        raise ValueError("view=cash is what is paid to providers, which is no owner's: ask with a token that sees all")
     names = split_names(by) or ("team",)
     report([], names)  # refuses an unknown dimension before the database is asked
     days = parse_days(start, end)
     with context.database.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, days)
-        chargeback = read_chargeback(connection, period, names, context.now_ms, principal.owner).report
+        if view == CASH:
+            chargeback = read_cash(connection, period, names, context.now_ms).report
+        else:
+            chargeback = read_chargeback(connection, period, names, context.now_ms, principal.owner).report
         checks = reports.conservation_checks(connection, period)
         has_capacity = reports.has_capacity(connection, period)
     rated_ms = max((check.until_ms for check in checks), default=period.start_ms)

@@ -13,6 +13,7 @@ from typing import Annotated, TextIO
 
 from typer import Option
 
+from gpuledger_collector.accounting.cash import AMORTIZED, CASH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, Report, ReportRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
@@ -32,9 +33,23 @@ from gpuledger_collector.cli.output import Column, table_text, terminal_width, w
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, focus_split, parquet
-from gpuledger_collector.export.chargeback import as_csv, as_json, table_columns, texts, unbilled_line, waste_line
-from gpuledger_collector.services.chargeback import chargeback_notes, convert_chargeback, hours_by, read_chargeback
-from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.export.chargeback import (
+    as_csv,
+    as_json,
+    cash_line,
+    table_columns,
+    texts,
+    unbilled_line,
+    waste_line,
+)
+from gpuledger_collector.services.chargeback import (
+    chargeback_notes,
+    convert_chargeback,
+    hours_by,
+    read_cash,
+    read_chargeback,
+)
+from gpuledger_collector.storage.billing import cash, periods
 from gpuledger_collector.storage.billing.allocation import shares
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
@@ -63,6 +78,13 @@ class ChargebackFormat(enum.StrEnum):
 LISTS = {ChargebackFormat.table, ChargebackFormat.csv, ChargebackFormat.json}
 
 
+class View(enum.StrEnum):
+    """What the cost of a chargeback is."""
+
+    amortized = AMORTIZED
+    cash = CASH
+
+
 class FocusVersion(enum.StrEnum):
     """Versions of FOCUS that are written."""
 
@@ -88,6 +110,9 @@ def chargeback(
     currency: Annotated[
         str, Option("--currency", metavar="CODE", help="In another currency, at the declared [[exchange]] rates.")
     ] = "",
+    view: Annotated[
+        View, Option("--view", help="Cost as it is borne hour by hour, or as it is paid on its day (cash).")
+    ] = View.amortized,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
@@ -98,11 +123,12 @@ def chargeback(
     """
     names = column_names(by, DIMENSIONS)
     asked = time_range(period, start, end, days)
-    _require_fitting(form, currency, output)
+    _require_fitting(form, currency, output, view)
     with open_session(dsn, config) as session:
         now_ms, span = session.now_ms, session.rated(asked)
         with session.database.transaction(read_only=True) as connection:
-            bill = read_chargeback(connection, span, names, now_ms).report
+            read = read_cash if view is View.cash else read_chargeback
+            bill = read(connection, span, names, now_ms).report
             notes = chargeback_notes(connection, span, now_ms, bill)
             if currency:
                 try:
@@ -156,7 +182,8 @@ def report_text(
     totals = [
         {**texts(total), bill.by[0]: "total" if total.currency is not None else "unpriced"} for total in bill.totals
     ]
-    lines = [waste_line(one) for one in waste if one.minor is not None]
+    lines = [cash_line(bill, total) for total in bill.totals if bill.view == CASH and total.currency]
+    lines += [waste_line(one) for one in waste if one.minor is not None]
     lines += filter(None, (unbilled_line(bill, total) for total in bill.totals))
     table = table_text(columns, [_table_row(row, bill) for row in bill.rows], width, totals)
     return table + "".join(f"{line}\n" for line in lines)
@@ -170,8 +197,16 @@ def _measure_column(name: str) -> Column:
     return Column(name, name, is_number=name not in TEXTS, is_optional=name not in ALWAYS_SHOWN)
 
 
-def _require_fitting(form: ChargebackFormat, currency: str, output: Path | None) -> None:
+def _require_fitting(form: ChargebackFormat, currency: str, output: Path | None, view: View) -> None:
     """Refuse options that do not go together, before any work is done."""
+    if view is View.cash and (currency or form in {ChargebackFormat.focus, ChargebackFormat.beancount}):
+        refuse(
+            "--view cash is in the ledger's currencies"
+            if currency
+            else "--view: FOCUS has both views in every row, BilledCost and EffectiveCost"
+            if form is ChargebackFormat.focus
+            else "--view cash: the journal books what is borne"
+        )
     if currency and form not in LISTS:
         refuse(f"--currency is a view of the table, csv and json; {form.value} has the ledger's currencies")
     require_folder(output)
@@ -217,7 +252,8 @@ def _write_focus(
     calendar = zones.calendar(connection)
     shared = shares(connection, period, level, now_ms)
     charges = reports.charges(connection, period)
-    lines = make_lines(charges, level, focus.Issuer(), closed, calendar, shared)
+    payments = cash.payments(connection, period, now_ms)
+    lines = make_lines(charges, level, focus.Issuer(), closed, calendar, shared, payments)
     if output is not None and output.suffix == ".parquet":
         parquet.write(lines, output, parquet.focus_kinds(columns))
         return

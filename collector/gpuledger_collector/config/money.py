@@ -25,6 +25,7 @@ price_per_kwh = 0.19
 opex_per_month = 900
 currency = "EUR"
 starts = 2025-07-01
+count = 1                         # bought on that day: units of `per`, for the cash view
 
 [[purchase]]
 pool = "preemptible"
@@ -123,6 +124,7 @@ class DeclaredHardware(_Place):
     currency: Currency
     starts_ms: DatedInstant = Field(alias="starts")
     list_rate: Rate | None = None
+    count: Annotated[int, whole(1, MAX_AMOUNT)] | None = None
     region: NoRegion = ""
 
     identity = ("name",)

@@ -100,7 +100,7 @@ def allocation_cells(row: ReportRow) -> list[str]:
         _money(row, row.list_minor),
         _money(row, row.contracted_minor),
         _money(row, row.compared_minor),
-        _money(row, row.cost_minor),
+        _money(row, row.effective_minor),
         _money(row, row.waste_minor),
         {True: "yes", False: "no", None: ""}[row.is_billed],
         row.correction_of,

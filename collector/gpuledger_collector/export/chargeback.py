@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from gpuledger_collector.accounting.budgets import money_text
-from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut, unbilled
+from gpuledger_collector.accounting.cash import CASH, PURCHASE
+from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut, sum_known, unbilled
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
@@ -46,6 +47,7 @@ def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequenc
     content = {
         "from": format_instant(period.start_ms),
         "to": format_instant(period.end_ms),
+        "view": report.view,
         "by": list(report.by),
         "rows": [_object(row, report.by) for row in report.rows],
         "totals": [_object(row, ()) | _unbilled(report, row) for row in report.totals],
@@ -72,8 +74,20 @@ def _object(row: ReportRow, by: Sequence[str]) -> dict[str, object]:
         "list_cost_micro": row.list_micro,
         "contracted_cost_micro": row.contracted_micro,
         "compared_cost_micro": row.compared_micro,
+        "effective_cost_micro": row.effective_micro,
         **({EXCHANGE: row.exchange} if row.exchange else {}),
     }
+
+
+def cash_line(report: Report, total: ReportRow) -> str:
+    """The whole of the cash view in one line, and what of the other view stands beside it."""
+    digits = minor_digits(total.currency or "")
+    rows = [row for row in report.rows if row.currency == total.currency and row.state == PURCHASE]
+    paid, bought, borne = (
+        f"{Decimal(format_minor(minor or 0, digits)):,}"
+        for minor in (total.cost_minor, sum_known(row.cost_minor for row in rows), total.effective_minor)
+    )
+    return f"cash view: {paid} {total.currency} paid, of it {bought} in purchases; {borne} borne (cost_effective)"
 
 
 def _unbilled(report: Report, total: ReportRow) -> dict[str, object]:
@@ -153,7 +167,11 @@ def table_columns(report: Report) -> list[str]:
     """The amounts that a terminal shows: of ALLOCATION_COLUMNS those that say something; a total with shares."""
     filled = {name for row in report.rows for name, text in texts(row).items() if text and name in ALLOCATION_COLUMNS}
     # The line below the table says the waste, and where it is.
-    filled -= {"cost_effective", "cost_waste", *([] if "cost_shared" in filled else ["cost_total"])}
+    filled -= {
+        *(() if report.view == CASH else ("cost_effective",)),
+        "cost_waste",
+        *([] if "cost_shared" in filled else ["cost_total"]),
+    }
     if all(row.list_minor == row.compared_minor for row in report.rows):
         filled.discard("cost_list")
     if all(row.contracted_minor == row.compared_minor for row in report.rows):

@@ -1,12 +1,13 @@
 """FOCUS 1.2: charges as the FinOps Foundation's billing rows.
 
-A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it. What a commitment covers is
-billed at its amortized cost, with the cost at list and contracted prices next to it; what it left unused is a row
-of status Unused with nothing consumed (docs/decisions/0014-commitments.md). Finance wants cents, so
-each invoice (month, owner, currency) ends with one Adjustment row that brings its rows to the cents booked. The cents
-of a month are split over its invoices by largest remainder: the invoices add up to the chargeback of that month. What
-an invoice pays of shared costs is an Adjustment row for each of them, negative where a cost was moved away
-(docs/decisions/0013-shared-costs.md): those of a moved cost add up to zero.
+A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it. EffectiveCost is what is
+borne and BilledCost what is paid (docs/decisions/0023-cash-view.md): time that a commitment covers has its amortized
+cost and nothing billed, what it left unused is a row of status Unused with nothing consumed, and the payments are
+Purchase rows with no effective cost. Finance wants cents, so each invoice (month, owner, currency, provider) ends with
+one Adjustment row that brings its rows to the cents booked. The cents of a month are split over its invoices by largest
+remainder: their EffectiveCost adds up to the chargeback of that month, their BilledCost to its cash view. What an
+invoice pays of shared costs is an Adjustment row for each of them, negative where a cost was moved away
+(docs/decisions/0013-shared-costs.md): those of a moved cost add up to zero, and nobody is paid by them.
 Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
 """
 
@@ -15,19 +16,23 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from gpuledger_collector.accounting.cash import PURCHASE, Hardware, Purchase, depreciation_nano, paid_micro
 from gpuledger_collector.accounting.chargeback import WASTED_STATES, SharedPart
 from gpuledger_collector.accounting.closing import billed_to, is_paid
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ExportedCharge
-from gpuledger_collector.accounting.money import minor_digits, rate_nano, to_minor_units
+from gpuledger_collector.accounting.money import MICRO, minor_digits, rate_nano, to_minor_units
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
+from gpuledger_collector.accounting.providers import ProviderNames
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.rating import Charge
+from gpuledger_collector.accounting.shared_costs import AMOUNT
+from gpuledger_collector.accounting.statement import split_minor
 from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.export.cells import names, neutral
 from gpuledger_common.escapes import escape_text
@@ -54,37 +59,62 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Issuer:
-    """Who charges: one name for issuer, provider and publisher, and the account that is billed."""
+    """Who charges where no provider is declared, and the account that is billed."""
 
     name: str = "GPU Ledger"
     account_id: str = "gpuledger"
     account_name: str = "GPU Ledger"
 
+    @property
+    def names(self) -> ProviderNames:
+        """The platform itself in every part."""
+        return ProviderNames(self.name, self.name)
 
-@dataclass
-class FocusInvoice:
-    """What one owner is billed for one month in one currency, so far."""
 
-    period: Period
+@dataclass(slots=True)
+class Amount:
+    """One of the two costs of an invoice, so far: exact in micro-units, and as its rows say in units of 1e-18."""
+
     micro: int = 0
     """The ledger's exact amount."""
     shared: int = 0
     """Its shares of common costs, in micro-units."""
     written: int = 0
-    """The sum of its rows' BilledCost, in units of 1e-18."""
+    """The sum of its rows."""
 
 
-Key = tuple[str, str, str]
-"""Month, currency, owner."""
+@dataclass(slots=True)
+class FocusInvoice:
+    """What one owner is charged for one month in one currency by one provider, so far."""
+
+    period: Period
+    names: ProviderNames
+    borne: Amount = field(default_factory=Amount)
+    paid: Amount = field(default_factory=Amount)
+
+
+Key = tuple[str, str, str, str]
+"""Month, currency, owner, provider."""
 
 
 @dataclass
 class Book:
-    """The invoices of an export so far; `closed` names the closed months."""
+    """The invoices of an export so far; `closed` names the closed months, `providers` who provides which pool."""
 
     closed: Collection[str] = ()
     calendar: Calendar = UTC_DAYS
+    providers: Mapping[str, ProviderNames] = field(default_factory=dict)
     invoices: dict[Key, FocusInvoice] = field(default_factory=dict)
+
+    def invoice(self, at_ms: int, currency: str, owner: str, names: ProviderNames) -> tuple[Key, FocusInvoice]:
+        """The invoice on which something of an instant stands, with its key."""
+        month = self.calendar.month_of(at_ms)
+        key = (month, currency, owner, names.provider)
+        return key, self.invoices.setdefault(key, FocusInvoice(self.calendar.month(month), names))
+
+    def names(self, pool: str, issuer: Issuer) -> ProviderNames:
+        """Who provides a pool: as declared for it, for every pool, or the issuer itself."""
+        return self.providers.get(pool) or self.providers.get("") or issuer.names
 
 
 def lines(
@@ -94,16 +124,21 @@ def lines(
     closed: Collection[str] = (),
     calendar: Calendar = UTC_DAYS,
     shares: Iterable[SharedPart] = (),
+    payments: Iterable[Purchase] = (),
+    providers: Mapping[str, ProviderNames] | None = None,
 ) -> Iterator[Row]:
-    """Usage rows in the order of the charges, shares, then one rounding row per invoice; unpriced charges have no row.
+    """Usage rows in the order of the charges, payments, shares, then one rounding row per invoice.
+
+    Unpriced charges have no row.
 
     `level` is the level of the owner tree that is invoiced (a sub-account each), and at which `shares` are. `closed`
     names the closed months: only their invoices have a number. A correction is billed in the month in which it is
     booked, for the day that it amends.
     """
-    book = Book(closed, calendar)
+    book = Book(closed, calendar, providers or {})
     for _, row in usage_rows(charges, level, issuer, book):
         yield row
+    yield from purchase_rows(payments, level, issuer, book)
     yield from adjustments(book, level, issuer, shares)
 
 
@@ -136,15 +171,18 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     unused = charge.state == COMMITMENT_UNUSED
     owner = billed_to(charge, level)
     corrects = exported.booked_day_ms is not None
+    billed = 0 if charge.commitment is not None else cost - hours * depreciation_nano(charge.price)
     # A correction is billed in the open month, while its charge period stays the day that it amends.
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
-    key = (book.calendar.month_of(booked_ms), charge.currency or "", owner)
-    invoice = book.invoices.setdefault(key, FocusInvoice(book.calendar.month(key[0])))
-    invoice.micro += charge.cost_micro or 0
-    invoice.written += cost
+    names = book.names(charge.pool, issuer)
+    key, invoice = book.invoice(booked_ms, charge.currency or "", owner, names)
+    invoice.borne.micro += charge.cost_micro or 0
+    invoice.borne.written += cost
+    invoice.paid.micro += paid_micro(charge) or 0
+    invoice.paid.written += billed
     return {
         **_common(key, invoice, level, issuer, book.closed),
-        **_costs(cost, hours * rate, hours * listed),
+        **_costs(cost, hours * rate, hours * listed, billed),
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction" if corrects else "",
         "ChargeDescription": neutral(_description(exported)),
@@ -214,9 +252,87 @@ def _terms(charge: Charge, hours: int) -> Row:
     return terms
 
 
+def purchase_rows(payments: Iterable[Purchase], level: str, issuer: Issuer, book: Book) -> Iterator[Row]:
+    """A Purchase row for each payment: billed in full, and borne by the rows that it covers."""
+    for payment in payments:
+        source = payment.source
+        names = book.names(source.pool, issuer)
+        key, invoice = book.invoice(payment.booked_ms, source.currency, f"({PURCHASE})", names)
+        cost = payment.micro * 10**12
+        invoice.paid.micro += payment.micro
+        invoice.paid.written += cost
+        quantity, unit, price, listed = _bought(payment)
+        yield {
+            **_common(key, invoice, level, issuer, book.closed),
+            **_costs(0, listed, listed, cost),
+            "ChargeCategory": "Purchase",
+            "ChargeClass": "Correction" if payment.correction_of else "",
+            "ChargeDescription": neutral(_purchase_description(payment)),
+            "ChargeFrequency": "Recurring" if payment.is_recurring else "One-Time",
+            "ChargePeriodStart": format_instant(payment.span.start_ms - payment.span.start_ms % 1000),
+            "ChargePeriodEnd": format_instant(-(-payment.span.end_ms // 1000) * 1000),
+            "PricingQuantity": fixed(quantity, 9),
+            "PricingUnit": unit,
+            "ContractedUnitPrice": fixed(price, 9),
+            "ListUnitPrice": fixed(price, 9),
+            "PricingCurrencyContractedUnitPrice": fixed(price, 9),
+            "PricingCurrencyListUnitPrice": fixed(price, 9),
+            **_purchase_terms(payment, quantity, unit),
+            "Tags": flat_json({level: f"({PURCHASE})"}),
+            "x_CostBasis": PURCHASE,
+            "x_GpuModel": neutral(source.gpu_model),
+            "x_Pool": neutral(source.pool),
+        }
+
+
+def _bought(payment: Purchase) -> tuple[int, str, int, int]:
+    """Quantity (billionths), its unit, the price of one (billionths) and their product (1e-18)."""
+    source, sign = payment.source, -1 if payment.micro < 0 else 1
+    if isinstance(source, Hardware):
+        quantity, unit, price = source.count * NANO, "Nodes" if source.per == "node" else "GPUs", source.unit_price
+        return sign * quantity, unit, rate_nano(price), sign * quantity * rate_nano(price)
+    if payment.is_recurring:
+        hours = round_half_even_div(source.committed_ns(payment.span) * NANO, GPU_NS_PER_HOUR)
+        return sign * hours, "GPU-Hours", rate_nano(source.rate), sign * hours * rate_nano(source.rate)
+    return sign * NANO, "Commitments", source.upfront_micro * 1000, sign * source.upfront_micro * 1000 * NANO
+
+
+def _purchase_description(payment: Purchase) -> str:
+    source = payment.source
+    if isinstance(source, Hardware):
+        what = f"Purchase of {source.count} x {source.name}"
+    else:
+        what = f"{'Recurring fee' if payment.is_recurring else 'Upfront payment'} of commitment {source.name}"
+    return f"{what}, correction of {payment.correction_of}" if payment.correction_of else what
+
+
+def _purchase_terms(payment: Purchase, quantity: int, unit: str) -> Row:
+    source = payment.source
+    terms = {
+        "RegionId": neutral(source.region),
+        "RegionName": neutral(source.region),
+        "SkuId": neutral(source.gpu_model or "GPU"),
+        "SkuMeter": "Purchase",
+        "SkuPriceId": neutral(f"{source.gpu_model or 'GPU'}/purchase/{source.name}"),
+        "SkuPriceDetails": flat_json({"x_GpuModel": source.gpu_model, "x_Pool": source.pool}),
+        "PricingCategory": "Other" if isinstance(source, Hardware) else "Committed",
+    }
+    if isinstance(source, Hardware):
+        return terms
+    return terms | {
+        "CommitmentDiscountCategory": "Usage",
+        "CommitmentDiscountId": neutral(source.name),
+        "CommitmentDiscountName": neutral(source.name),
+        "CommitmentDiscountQuantity": fixed(quantity, 9),
+        "CommitmentDiscountType": "Reserved GPUs",
+        "CommitmentDiscountUnit": unit,
+    }
+
+
 def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed: Collection[str]) -> Row:
     """What every row of an invoice says; the invoice has a number when its month is closed."""
-    billing_month, currency, owner = key
+    billing_month, currency, owner, provider = key
+    number = f"{billing_month}/{currency}/{owner}" + (f"/{provider}" if provider != issuer.name else "")
     return {
         "BillingAccountId": neutral(issuer.account_id),
         "BillingAccountName": neutral(issuer.account_name),
@@ -225,10 +341,11 @@ def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed:
         "BillingPeriodStart": format_instant(invoice.period.start_ms),
         "BillingPeriodEnd": format_instant(invoice.period.end_ms),
         # Without an invoice InvoiceId is null; ours are issued when the month is closed.
-        "InvoiceId": f"{billing_month}/{currency}/{owner}" if billing_month in closed else "",
-        "InvoiceIssuerName": neutral(issuer.name),
-        "ProviderName": neutral(issuer.name),
-        "PublisherName": neutral(issuer.name),
+        "InvoiceId": number if billing_month in closed else "",
+        # FOCUS: who is paid; a third party that is paid instead would make every BilledCost 0.
+        "InvoiceIssuerName": neutral(provider),
+        "ProviderName": neutral(provider),
+        "PublisherName": neutral(invoice.names.publisher),
         "ServiceCategory": "AI and Machine Learning",
         "ServiceName": "GPU Compute",
         "ServiceSubcategory": "Other (AI and Machine Learning)",
@@ -240,11 +357,11 @@ def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed:
     }
 
 
-def _costs(cost: int, contracted: int, list_cost: int) -> Row:
+def _costs(cost: int, contracted: int, list_cost: int, billed: int) -> Row:
     """The four costs and their twin, from units of 1e-18."""
     text = fixed(cost, 18)
     return {
-        "BilledCost": text,
+        "BilledCost": fixed(billed, 18),
         "EffectiveCost": text,
         "ContractedCost": fixed(contracted, 18),
         "ListCost": fixed(list_cost, 18),
@@ -319,39 +436,57 @@ def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedP
     for part in shares:
         if part.micro:
             yield _share(part, level, issuer, book)
-    groups: dict[tuple[str, str], list[tuple[Key, FocusInvoice]]] = defaultdict(list)
+    borne = _rests(book, lambda invoice: invoice.borne)
+    paid = _rests(book, lambda invoice: invoice.paid)
+    description = "Rounding of the invoice to the currency's minor unit (largest remainder)"
+    for key in sorted(borne):
+        invoice = book.invoices[key]
+        yield _common(key, invoice, level, issuer, book.closed) | _adjusted(
+            description, invoice.period, borne[key], paid[key], level, key[2]
+        )
+
+
+def _rests(book: Book, amount_of: Callable[[FocusInvoice], Amount]) -> dict[Key, int]:
+    """What each invoice's rows lack to whole minor units (1e-18), in one of the two costs."""
+    groups: dict[tuple[str, str], dict[str, list[tuple[Key, Amount]]]] = defaultdict(lambda: defaultdict(list))
     for key, invoice in book.invoices.items():
-        groups[key[:2]].append((key, invoice))
-    for (_, currency), group in sorted(groups.items()):
-        # The order in which the chargeback gives out remainders: the same cents for the same owner.
-        group.sort(key=lambda item: (-item[1].micro, item[0]))
+        groups[key[:2]][key[2]].append((key, amount_of(invoice)))
+    rests: dict[Key, int] = {}
+    for (_, currency), owners in groups.items():
         digits = minor_digits(currency)
-        booked = to_minor_units([invoice.micro for _, invoice in group], digits)
-        shared = to_minor_units([invoice.shared for _, invoice in group], digits)
-        for (key, invoice), units, more in zip(group, booked, shared, strict=True):
-            # What is booked less what the rows add up to: after this row the invoice is whole cents.
-            rest = (units + more) * 10 ** (18 - digits) - invoice.written
-            description = "Rounding of the invoice to the currency's minor unit (largest remainder)"
-            yield _common(key, invoice, level, issuer, book.closed) | _adjusted(
-                description, invoice.period, rest, level, key[2]
-            )
+        sums = {owner: (sum(a.micro for _, a in own), sum(a.shared for _, a in own)) for owner, own in owners.items()}
+        # The order in which the chargeback gives out remainders: the same cents for the same owner.
+        ordered = sorted(sums, key=lambda owner: (-sums[owner][0], owner))
+        booked = to_minor_units([sums[owner][0] for owner in ordered], digits)
+        shared = to_minor_units([sums[owner][1] for owner in ordered], digits)
+        for owner, units, more in zip(ordered, booked, shared, strict=True):
+            # An owner's cents, split over those who provided what it used; shares are on one invoice, the issuer's.
+            own = owners[owner]
+            parts = split_minor([amount.micro for _, amount in own], MICRO // 10**digits, units)
+            parts[next((at for at, (_, amount) in enumerate(own) if amount.shared), 0)] += more
+            for (key, amount), part in zip(own, parts, strict=True):
+                rests[key] = part * 10 ** (18 - digits) - amount.written
+    return rests
 
 
 def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
-    """The row of what an invoice pays of a shared cost."""
-    month, owner = book.calendar.month_of(part.period.start_ms), part.keys[0]
-    invoice = book.invoices.setdefault((month, part.currency, owner), FocusInvoice(book.calendar.month(month)))
-    invoice.shared += part.micro
-    invoice.written += part.micro * 10**12
+    """The row of what an invoice pays of a shared cost; what is moved between owners is paid to nobody."""
+    key, invoice = book.invoice(part.period.start_ms, part.currency, part.keys[0], issuer.names)
+    cost = part.micro * 10**12
+    paid = cost if part.cost.source == AMOUNT else 0
+    invoice.borne.shared += part.micro
+    invoice.borne.written += cost
+    invoice.paid.shared += paid // 10**12
+    invoice.paid.written += paid
     description = neutral(f"Shared cost {part.cost.name}, by {part.cost.key} per {part.cost.level}")
-    row = _common((month, part.currency, owner), invoice, level, issuer, book.closed)
-    return row | _adjusted(description, part.period, part.micro * 10**12, level, owner) | {"x_CostBasis": "shared"}
+    row = _common(key, invoice, level, issuer, book.closed)
+    return row | _adjusted(description, part.period, cost, paid, level, part.keys[0]) | {"x_CostBasis": "shared"}
 
 
-def _adjusted(description: str, period: Period, cost: int, level: str, owner: str) -> Row:
-    """An Adjustment of a cost in units of 1e-18."""
+def _adjusted(description: str, period: Period, cost: int, billed: int, level: str, owner: str) -> Row:
+    """An Adjustment of what is borne and of what is paid, in units of 1e-18."""
     return {
-        **_costs(cost, cost, cost),
+        **_costs(cost, cost, cost, billed),
         "ChargeCategory": "Adjustment",
         "ChargeDescription": description,
         "ChargeFrequency": "One-Time",

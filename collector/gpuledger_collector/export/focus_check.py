@@ -117,13 +117,17 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FocusRules:
-    """What a version of FOCUS wants of the columns; `provider` is the one that names who offers the service."""
+    """What a version of FOCUS wants of the columns; `provider` is the one that names who offers the service.
+
+    `paid` are those who may send the invoice.
+    """
 
     name: str
     not_null: tuple[str, ...]
     present: tuple[str, ...]
     known: frozenset[str]
     provider: str
+    paid: tuple[str, ...]
     splits: bool
 
 
@@ -137,7 +141,13 @@ def _renamed(names: tuple[str, ...]) -> tuple[str, ...]:
 
 VERSIONS: Mapping[str, FocusRules] = {
     "1.2": FocusRules(
-        name="1.2", not_null=NOT_NULL, present=PRESENT, known=KNOWN, provider="ProviderName", splits=False
+        name="1.2",
+        not_null=NOT_NULL,
+        present=PRESENT,
+        known=KNOWN,
+        provider="ProviderName",
+        paid=("ProviderName",),
+        splits=False,
     ),
     "1.4": FocusRules(
         name="1.4",
@@ -154,6 +164,7 @@ VERSIONS: Mapping[str, FocusRules] = {
             )
         ),
         provider="ServiceProviderName",
+        paid=_NEW_NAMES,
         splits=True,
     ),
 }
@@ -379,9 +390,20 @@ def _costs(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
                 sentence = "busy and idle seconds are more than were consumed"
                 yield Violation(line, "quantity", "x_BusyGpuSeconds", sentence)
     billed = _number(row, "BilledCost")
-    if billed and row.get("InvoiceIssuerName") != row.get(version.provider):
+    # On a marketplace, 1.3 and later name the seller as service provider and the marketplace as its host.
+    if billed and row.get("InvoiceIssuerName") not in {row.get(name) for name in version.paid}:
         sentence = f"InvoiceIssuerName is not {version.provider}, and then BilledCost is 0"
         yield Violation(line, "cost", "BilledCost", sentence)
+    if row.get("CommitmentDiscountId", ""):
+        yield from _commitment(line, row, billed)
+
+
+def _commitment(line: int, row: Row, billed: Decimal | None) -> Iterator[Violation]:
+    """A commitment is paid for once, by its purchase, and borne once, by what it covers or leaves unused."""
+    if row.get("ChargeCategory") == "Purchase" and _number(row, "EffectiveCost"):
+        yield Violation(line, "commitment", "EffectiveCost", "what a commitment costs is borne by its usage, not here")
+    if row.get("ChargeCategory") == "Usage" and row.get("CommitmentDiscountStatus") and billed:
+        yield Violation(line, "commitment", "BilledCost", "a commitment's usage was paid for by its purchase")
 
 
 class _Whole:

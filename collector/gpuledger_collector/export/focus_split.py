@@ -16,9 +16,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 
+from gpuledger_collector.accounting.cash import Purchase
 from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_instant
+from gpuledger_collector.accounting.providers import ProviderNames
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.export import focus
 from gpuledger_collector.export.cells import names, neutral
@@ -55,9 +57,11 @@ def lines(
     closed: Collection[str] = (),
     calendar: Calendar = UTC_DAYS,
     shares: Iterable[SharedPart] = (),
+    payments: Iterable[Purchase] = (),
+    providers: Mapping[str, ProviderNames] | None = None,
 ) -> Iterator[focus.Row]:
     """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as `Unit.exported` gives them."""
-    book = focus.Book(closed, calendar)
+    book = focus.Book(closed, calendar, providers or {})
     pairs = focus.usage_rows(charges, level, issuer, book)
     for (booked_ms, _), day in groupby(pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)):
         pairs_of_day = list(day)
@@ -66,15 +70,17 @@ def lines(
             _split(pairs_of_day)
         for _, row in pairs_of_day:
             yield _renamed(row)
+    for row in focus.purchase_rows(payments, level, issuer, book):
+        yield _renamed(row)
     for row in focus.adjustments(book, level, issuer, shares):
         yield _renamed(row)
 
 
 def _renamed(row: focus.Row) -> focus.Row:
-    """1.4 knows who offers a service and who hosts it; ours is one and the same."""
+    """1.4 knows who offers a service and who hosts it: on a marketplace the seller offers what the provider hosts."""
     provider = row.pop("ProviderName")
-    row.pop("PublisherName")
-    return {**row, "ServiceProviderName": provider, "HostProviderName": provider}
+    publisher = row.pop("PublisherName")
+    return {**row, "ServiceProviderName": publisher, "HostProviderName": provider}
 
 
 def _split(day: Sequence[Pair]) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpuledger_collector.accounting.cash import CASH
 from gpuledger_collector.accounting.chargeback import (
     Allocations,
     Report,
@@ -18,10 +19,11 @@ from gpuledger_collector.accounting.chargeback import (
 from gpuledger_collector.accounting.exchange import Exchange, view
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period, format_instant
+from gpuledger_collector.accounting.shared_costs import AMOUNT
 from gpuledger_collector.export.chargeback import shared_notes
 from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.billing import commitments, disputes
+from gpuledger_collector.storage.billing import cash, commitments, disputes
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
@@ -62,6 +64,26 @@ def read_chargeback(
     if owner is not None:
         allocations = _visible_allocations(allocations, {shown_keys(line, by) for line in lines})
     return Chargeback(report(lines, by, allocations), allocations.parts)
+
+
+def read_cash(
+    connection: Connection, period: Period, by: Sequence[str], now_ms: int, *, separate_corrections: bool = True
+) -> Chargeback:
+    """Report what is paid for a period, as `read_chargeback` reports what is borne.
+
+    Payments are rows of nobody; of shared costs only amounts are paid, what is moved between owners is not.
+    """
+    paid = cash.payments(connection, period, now_ms)
+    lines = cash.lines(connection, period, by, apart=separate_corrections)
+    lines += cash.purchase_lines(paid, by, apart=separate_corrections)
+    allocations = allocate(connection, period, by, now_ms)
+    parts = [part for part in allocations.parts if part.cost.source == AMOUNT]
+    shared: Counter[tuple[str | None, tuple[str, ...]]] = Counter()
+    for part in parts:
+        shared[part.currency, part.keys] += part.micro
+    costs = [out for out in allocations.costs if out.cost.source == AMOUNT]
+    found = report(lines, by, Allocations(dict(shared), allocations.emitted, costs, parts))
+    return Chargeback(replace(found, view=CASH), parts)
 
 
 def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[str, str] | None) -> Report:

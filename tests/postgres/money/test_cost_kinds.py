@@ -106,7 +106,7 @@ def test_focus_says_what_was_committed_covered_and_left_unused(committed, run, t
     with path.open(encoding="utf-8", newline="") as file:
         assert list(check(file, version)) == []
     rows = table(path.read_text())
-    mine = [row for row in rows if row["CommitmentDiscountId"]]
+    mine = [row for row in rows if row["CommitmentDiscountId"] and row["ChargeCategory"] == "Usage"]
     assert {row["CommitmentDiscountStatus"] for row in mine} == {"Used", "Unused"}
     assert {row["CommitmentDiscountId"] for row in mine} == {"'=three days"}
     assert {row["PricingCategory"] for row in mine} == {"Committed"}
@@ -117,7 +117,9 @@ def test_focus_says_what_was_committed_covered_and_left_unused(committed, run, t
     used = [row for row in mine if row["CommitmentDiscountStatus"] == "Used"]
     assert all(Decimal(row["ContractedCost"]) == 3 * Decimal(row["PricingQuantity"]) for row in used)
     assert all(Decimal(row["ListCost"]) == 4 * Decimal(row["PricingQuantity"]) for row in used)
-    assert sum(Decimal(row["BilledCost"]) for row in rows) == Decimal("156.00")
+    assert sum(Decimal(row["EffectiveCost"]) for row in rows) == Decimal("156.00")
+    # 72 at the price book's rate, 144 upfront and 72 GPU-hours at 0.50: what is paid on this day.
+    assert sum(Decimal(row["BilledCost"]) for row in rows) == Decimal("252.00")
 
 
 def test_another_currency_is_a_view_with_its_rate_on_every_row(committed, run):

@@ -73,14 +73,14 @@ _MONTH_OR_DAYS = f"""
         WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
     ) l GROUP BY {{own}}, l.correction_of"""
 """Lines by `own`: of the ledger of months if it has the period, else of that of days; and corrections."""
-_CHARGE_DIMENSIONS = {
+CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
     "workload": "CASE WHEN w.kind = 'imported' THEN w.external_id ELSE w.key END",
 }
 
 
-_AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms),
+AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms),
     to_char(to_timestamp(day_ms / 1000.0) AT TIME ZONE 'UTC', 'YYYY-MM'))"""
 """SQL: the closed month that a correction amends."""
 
@@ -95,10 +95,10 @@ def charged_lines(
     Reads the ledger of the month when it is complete, else that of days; single charges only for dimensions that those
     lack (workload, node). Days are grouped by owner id first, which is twice as fast as by name.
     """
-    amends = _AMENDS if apart else "''"
+    amends = AMENDS if apart else "''"
     # Lines of days and months know no node and no workload: for those every charge is read.
     daily = all(name in _DAY_DIMENSIONS for name in by)
-    dimensions = _DAY_DIMENSIONS if daily else _CHARGE_DIMENSIONS
+    dimensions = _DAY_DIMENSIONS if daily else CHARGE_DIMENSIONS
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
     if "workload" in by:
         joins += " LEFT JOIN workload w ON w.id = l.workload_id"
@@ -128,7 +128,7 @@ def charged_lines(
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
     """Sum the corrections of the period's days, wherever they are booked, by a level of the owner tree."""
     rows = connection.execute(
-        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {_AMENDS}, "
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {AMENDS}, "
         f"{', '.join(sum_of(name) for name in SUMMED)} FROM correction l LEFT JOIN owner o ON o.id = l.owner_id "
         "WHERE l.day_ms >= %s AND l.day_ms < %s "
         "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
