@@ -142,15 +142,22 @@ def test_every_side_of_a_closed_month_says_the_same(month, fleet, tmp_path):
     booked = fleet.rows("SELECT owner, minor, micro FROM invoice")
     assert {owner: Decimal(minor) / 100 for owner, minor, _ in booked} == wanted
 
+    paid = csv.DictReader(io.StringIO(month("chargeback", *MONTH, "--view", "cash", "--format", "csv")[1]))
+    amounts = {row["team"]: Decimal(row["cost_total"]) for row in paid}
+    cash = {f"2025-10/USD/{team}": amount for team, amount in amounts.items() if amount}
     for version in ("1.2", "1.4"):
         path = tmp_path / "focus.csv"
         month("chargeback", *MONTH, "--format", "focus", "--focus-version", version, "-o", path)
         with path.open(encoding="utf-8", newline="") as file:
             assert list(check(file, version)) == []
-        per_invoice = defaultdict(Decimal)
+        per_invoice, paid_on = defaultdict(Decimal), defaultdict(Decimal)
         for line in csv.DictReader(io.StringIO(path.read_text())):
-            per_invoice[line["InvoiceId"]] += Decimal(line["BilledCost"])
+            per_invoice[line["InvoiceId"]] += Decimal(line["EffectiveCost"])
+            paid_on[line["InvoiceId"]] += Decimal(line["BilledCost"])
+        assert per_invoice.pop("2025-10/USD/(purchase)") == 0
         assert per_invoice == {f"2025-10/USD/{team}": amount for team, amount in wanted.items()}
+        assert paid_on["2025-10/USD/(purchase)"] > 0
+        assert {name: amount for name, amount in paid_on.items() if amount} == cash
 
     entries, errors, _ = loader.load_string(month("chargeback", *MONTH, "--format", "beancount")[1])
     assert errors == []
