@@ -40,7 +40,7 @@ def test_every_page_of_the_documentation_is_in_it(built):
     for source in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")]:
         place = str(source.relative_to(ROOT / "docs").with_suffix(".html")).replace("README", "index")
         assert (built / place).is_file(), place
-        assert f"/{place}\"" in home, place
+        assert f'/{place}"' in home, place
     assert (built / "pictures/overview.png").is_file()
     assert "COMMIT" in (built / "source/collector/gpuledger_collector/ingest/batches/commit.py.txt").read_text()
 

@@ -49,7 +49,7 @@ from gpuledger_collector.services.chargeback import (
     read_cash,
     read_chargeback,
 )
-from gpuledger_collector.storage.billing import cash, periods
+from gpuledger_collector.storage.billing import cash, periods, providers
 from gpuledger_collector.storage.billing.allocation import shares
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
@@ -253,7 +253,9 @@ def _write_focus(
     shared = shares(connection, period, level, now_ms)
     charges = reports.charges(connection, period)
     payments = cash.payments(connection, period, now_ms)
-    lines = make_lines(charges, level, focus.Issuer(), closed, calendar, shared, payments)
+    lines = make_lines(
+        charges, level, focus.Issuer(), closed, calendar, shared, payments, providers.by_month(connection, period)
+    )
     if output is not None and output.suffix == ".parquet":
         parquet.write(lines, output, parquet.focus_kinds(columns))
         return

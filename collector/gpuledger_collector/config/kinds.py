@@ -7,13 +7,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuledger_collector.config import bill_matches, budgets, money, notification_rules, prices, scaling, shared_costs
+from gpuledger_collector.config import (
+    bill_matches,
+    budgets,
+    money,
+    notification_rules,
+    prices,
+    providers,
+    scaling,
+    shared_costs,
+)
 from gpuledger_collector.config.attribution import DeclaredRule
 from gpuledger_collector.config.model import Declaration
 from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.storage.billing import bills, commitments, declarations
 from gpuledger_collector.storage.billing import budgets as stored_budgets
 from gpuledger_collector.storage.billing import prices as stored_prices
+from gpuledger_collector.storage.billing import providers as stored_providers
 from gpuledger_collector.storage.capacity import scaling as stored_pools
 from gpuledger_collector.storage.ledger import rules
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
@@ -51,6 +61,7 @@ KINDS: Mapping[str, Kind] = {
     "commitment": Kind("commitments", money.DeclaredCommitment, commitments.replace, commitments.current),
     "purchase": Kind("choices of purchase", money.DeclaredPurchase, commitments.replace_choices, commitments.choices),
     "exchange": Kind("exchange rates", money.DeclaredExchangeRate, commitments.replace_exchange, commitments.exchange),
+    "provider": Kind("providers", providers.DeclaredProvider, stored_providers.replace, stored_providers.current),
     "rule": Kind("rules", DeclaredRule, rules.replace, rules.current),
     "budget": Kind("budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current),
     "shared_cost": Kind(

@@ -88,7 +88,6 @@ class FocusInvoice:
     """What one owner is charged for one month in one currency by one provider, so far."""
 
     period: Period
-    names: ProviderNames
     borne: Amount = field(default_factory=Amount)
     paid: Amount = field(default_factory=Amount)
 
@@ -99,22 +98,26 @@ Key = tuple[str, str, str, str]
 
 @dataclass
 class Book:
-    """The invoices of an export so far; `closed` names the closed months, `providers` who provides which pool."""
+    """The invoices of an export so far.
+
+    `closed` names the closed months, `providers` who provides which pool, by month.
+    """
 
     closed: Collection[str] = ()
     calendar: Calendar = UTC_DAYS
-    providers: Mapping[str, ProviderNames] = field(default_factory=dict)
+    providers: Mapping[str, Mapping[str, ProviderNames]] = field(default_factory=dict)
     invoices: dict[Key, FocusInvoice] = field(default_factory=dict)
 
     def invoice(self, at_ms: int, currency: str, owner: str, names: ProviderNames) -> tuple[Key, FocusInvoice]:
         """The invoice on which something of an instant stands, with its key."""
         month = self.calendar.month_of(at_ms)
         key = (month, currency, owner, names.provider)
-        return key, self.invoices.setdefault(key, FocusInvoice(self.calendar.month(month), names))
+        return key, self.invoices.setdefault(key, FocusInvoice(self.calendar.month(month)))
 
-    def names(self, pool: str, issuer: Issuer) -> ProviderNames:
-        """Who provides a pool: as declared for it, for every pool, or the issuer itself."""
-        return self.providers.get(pool) or self.providers.get("") or issuer.names
+    def names(self, pool: str, at_ms: int, issuer: Issuer) -> ProviderNames:
+        """Who provides a pool in a month: as declared for it, for every pool, or the issuer itself."""
+        declared = self.providers.get(self.calendar.month_of(at_ms), {})
+        return declared.get(pool) or declared.get("") or issuer.names
 
 
 def lines(
@@ -125,7 +128,7 @@ def lines(
     calendar: Calendar = UTC_DAYS,
     shares: Iterable[SharedPart] = (),
     payments: Iterable[Purchase] = (),
-    providers: Mapping[str, ProviderNames] | None = None,
+    providers: Mapping[str, Mapping[str, ProviderNames]] | None = None,
 ) -> Iterator[Row]:
     """Usage rows in the order of the charges, payments, shares, then one rounding row per invoice.
 
@@ -174,7 +177,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     billed = 0 if charge.commitment is not None else cost - hours * depreciation_nano(charge.price)
     # A correction is billed in the open month, while its charge period stays the day that it amends.
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
-    names = book.names(charge.pool, issuer)
+    names = book.names(charge.pool, booked_ms, issuer)
     key, invoice = book.invoice(booked_ms, charge.currency or "", owner, names)
     invoice.borne.micro += charge.cost_micro or 0
     invoice.borne.written += cost
@@ -182,6 +185,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     invoice.paid.written += billed
     return {
         **_common(key, invoice, level, issuer, book.closed),
+        "PublisherName": neutral(names.publisher),
         **_costs(cost, hours * rate, hours * listed, billed),
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction" if corrects else "",
@@ -256,7 +260,7 @@ def purchase_rows(payments: Iterable[Purchase], level: str, issuer: Issuer, book
     """A Purchase row for each payment: billed in full, and borne by the rows that it covers."""
     for payment in payments:
         source = payment.source
-        names = book.names(source.pool, issuer)
+        names = book.names(source.pool, payment.booked_ms, issuer)
         key, invoice = book.invoice(payment.booked_ms, source.currency, f"({PURCHASE})", names)
         cost = payment.micro * 10**12
         invoice.paid.micro += payment.micro
@@ -264,6 +268,7 @@ def purchase_rows(payments: Iterable[Purchase], level: str, issuer: Issuer, book
         quantity, unit, price, listed = _bought(payment)
         yield {
             **_common(key, invoice, level, issuer, book.closed),
+            "PublisherName": neutral(names.publisher),
             **_costs(0, listed, listed, cost),
             "ChargeCategory": "Purchase",
             "ChargeClass": "Correction" if payment.correction_of else "",
@@ -345,7 +350,7 @@ def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed:
         # FOCUS: who is paid; a third party that is paid instead would make every BilledCost 0.
         "InvoiceIssuerName": neutral(provider),
         "ProviderName": neutral(provider),
-        "PublisherName": neutral(invoice.names.publisher),
+        "PublisherName": neutral(provider),
         "ServiceCategory": "AI and Machine Learning",
         "ServiceName": "GPU Compute",
         "ServiceSubcategory": "Other (AI and Machine Learning)",

@@ -58,7 +58,7 @@ def lines(
     calendar: Calendar = UTC_DAYS,
     shares: Iterable[SharedPart] = (),
     payments: Iterable[Purchase] = (),
-    providers: Mapping[str, ProviderNames] | None = None,
+    providers: Mapping[str, Mapping[str, ProviderNames]] | None = None,
 ) -> Iterator[focus.Row]:
     """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as `Unit.exported` gives them."""
     book = focus.Book(closed, calendar, providers or {})

@@ -134,3 +134,52 @@ def test_what_does_not_fit_is_refused(paid: Fleet, run: Run) -> None:
     for other in (("--format", "focus"), ("--format", "beancount"), ("--currency", "EUR")):
         code, _, err = run("chargeback", *TERM, "--view", "cash", *other)
         assert code == 2, err
+
+
+PROVIDERS = """
+[[provider]]
+pool = "train"
+name = "Example Cloud"
+
+[[provider]]
+pool = "other"
+name = "Example Cloud"
+publisher = "Seller GPU"
+
+[[provider]]
+name = "Our Own Platform"
+"""
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.4"])
+def test_cloud_marketplace_and_owned_are_told_apart(
+    paid: Fleet, run: Run, written: Callable[[str, str], Path], tmp_path: Path, version: str
+) -> None:
+    """Each pool has its provider, who is paid; on a marketplace the seller published it; invoices are whole cents."""
+    assert run("apply", written("providers.toml", PROVIDERS))[0] == 0
+    path = tmp_path / "focus.csv"
+    code, _, err = run("chargeback", *TERM, "--format", "focus", "--focus-version", version, "-o", path)
+    assert code == 0, err
+    with path.open(encoding="utf-8", newline="") as file:
+        assert list(check(file, version)) == []
+    rows = table(path.read_text())
+    names = (
+        ("ProviderName", "PublisherName", "InvoiceIssuerName")
+        if version == "1.2"
+        else ("HostProviderName", "ServiceProviderName", "InvoiceIssuerName")
+    )
+    told = {(row["x_Pool"], *(row[name] for name in names)) for row in rows if row["ChargeCategory"] != "Adjustment"}
+    assert told == {
+        ("train", "Example Cloud", "Example Cloud", "Example Cloud"),
+        ("other", "Example Cloud", "Seller GPU", "Example Cloud"),
+        ("lab", "Our Own Platform", "Our Own Platform", "Our Own Platform"),
+    }
+    for column, view in (("BilledCost", "cash"), ("EffectiveCost", "amortized")):
+        sums: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
+        for row in rows:
+            sums[row["SubAccountName"], row["InvoiceIssuerName"]] += Decimal(row[column])
+        assert all(amount == round(amount, 2) for amount in sums.values()), "whole cents of each provider"
+        assert sum(sums.values()) == sum(cents(run, view).values())
+    exported = run("export", "config")[1]
+    assert 'publisher = "Seller GPU"' in exported
+    assert run("apply", written("again.toml", PROVIDERS), "--dry-run")[0] == 0

@@ -16,13 +16,15 @@ from gpuledger_collector.storage.locks import Connection, Lock
 
 _SHARED = ("name", "source", "amount_micro", "currency", "pool", "key", "level", "weights", "scope", "from_on", "to_on")
 _CARBON = ("region", "pool", "grams_per_kwh", "pue", "from_on", "to_on")
-_AT = "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at > %(at)s)"
+IN_FORCE = "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at > %(at)s)"
+"""SQL: rows in force, now (`at` null) or at an instant."""
 
 
 def shared_costs(connection: Connection, at: dt.datetime | None = None) -> list[SharedCost]:
     """Read the shared costs in force, now or at an instant, by name."""
     rows = connection.execute(
-        f"SELECT {', '.join(_SHARED)} FROM shared_cost WHERE {_AT} ORDER BY name, from_on NULLS FIRST, id", {"at": at}
+        f"SELECT {', '.join(_SHARED)} FROM shared_cost WHERE {IN_FORCE} ORDER BY name, from_on NULLS FIRST, id",
+        {"at": at},
     )
     return [SharedCost(*row) for row in rows]
 
@@ -36,7 +38,7 @@ def replace_shared_costs(connection: Connection, wanted: Sequence[SharedCost], n
 def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intensity]:
     """Read the carbon intensities in force, now or at an instant, by pool."""
     rows = connection.execute(
-        f"SELECT {', '.join(_CARBON)} FROM carbon_intensity WHERE {_AT} ORDER BY pool, from_on NULLS FIRST, id",
+        f"SELECT {', '.join(_CARBON)} FROM carbon_intensity WHERE {IN_FORCE} ORDER BY pool, from_on NULLS FIRST, id",
         {"at": at},
     )
     return [Intensity(*row) for row in rows]

@@ -276,6 +276,16 @@ table(
 )
 
 table(
+    "pool_provider",
+    "Who provides a pool, in exports: rows are superseded, never edited.",
+    identity(),
+    column("pool", TEXT, "empty: every pool that no other row names", default=""),
+    *required(TEXT, "provider"),
+    column("publisher", TEXT, "who made what it offers; empty: the provider", default=""),
+    *versioned(),
+)
+
+table(
     "bill_match",
     "Pool or node that a line of a provider's bill is about: the first match by position.",
     identity(),
