@@ -5,6 +5,7 @@ import datetime as dt
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psycopg
 
@@ -102,8 +103,43 @@ def _finding(team: str, kind: str) -> Finding:
         currency="USD",
         cost_micro=1_000_000,
         per_day_micro=24_000_000,
-        evidence={},
+        evidence={} if kind == "idle" else _evidence(team),
     )
+
+
+def _evidence(team: str) -> dict[str, object]:
+    """What the detector of anomalies says of an episode."""
+    parts = {"price_micro": 0, "volume_micro": 900_000, "mix_micro": 100_000}
+    driver = {"workload": f"{team}-job", "model": "NVIDIA L4", "change_micro": 1_000_000, **parts}
+    return {
+        **parts,
+        "drivers": [driver],
+        "rates": [],
+        "days_before": 7,
+        "cause": "scale-up",
+        "sentence": f"{team}-job holds 2 GPUs on average instead of 1 in the week before",
+        "workloads": [f"{team}-job"],
+    }
+
+
+def idle_job(dsn: str, team: str) -> None:
+    """The team's GPU has been idle for an hour while its job holds it."""
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute(
+            "SELECT a.id, w.id FROM accelerator a, workload w WHERE a.uuid = %s AND w.external_id = %s",
+            (f"GPU-{team}", f"{team}-1"),
+        ).fetchone()
+        found = replace(
+            _finding(team, "idle"),
+            key=f"held-{team}",
+            state="gone_idle",
+            accelerator_id=row[0],
+            workload_id=row[1],
+            evidence={"node": f"{team}-node", "wasted_gpu_ns": {}},
+        )
+        findings.put(connection, [found])
+        findings.set_progress(connection, "idle", NOW_MS)
+        findings.set_progress(connection, "anomaly", NOW_MS)
 
 
 def token(dsn: str, role: str, name: str | None = None, **reach) -> str:

@@ -14,6 +14,7 @@ from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import ANYBODY
 from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.page_routes import View
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.database import Database
 from postgres.money.conftest import fleet, ledger, run, written
@@ -78,12 +79,13 @@ def reads(dsn):
 
 @pytest.fixture
 def overview(reads):
-    """The overview page as a reader sees it, with the forecast made."""
+    """The overview page as a reader sees it, with the forecast made; narrowed by the parameters of its address."""
 
-    def make(who=ANYBODY):
+    def make(who=ANYBODY, **parameters):
         outlook = pages.HourlyCache(lambda: pages.forecast_outlook(reads))
         outlook.get(reads.now_ms, wait_s=60)
-        return pages.render_overview(reads, outlook, "http://127.0.0.1:8440", who)
+        view = View.of(who, parameters)
+        return pages.overview_page(reads, outlook, "http://127.0.0.1:8440", view).body.decode()
 
     return make
 

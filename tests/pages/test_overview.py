@@ -16,11 +16,17 @@ from fakes.pages import Page
 from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.api.page_routes import View
 
 from .conftest import HOSTILE
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 SECRET = "a-reader-token-that-is-long-enough-0123456789"
+
+
+def overview_text(reads, outlook):
+    """The overview of everything."""
+    return pages.overview_page(reads, outlook, "", View(Principal("admin", "a"))).body.decode()
 
 
 @pytest.fixture
@@ -80,13 +86,13 @@ def test_a_viewer_sees_its_own_part(rated, overview, reads):
     part = Page(overview(Principal("viewer", "detector", owner={"team": "vision", "project": "detector"})))
     assert part.faults == []
     assert "vision/detector" in part.text
-    owner = {"team": "vision"}
-    assert "vision" in pages.render_statement(reads, "team", "vision", "2025-10", Principal("viewer", "v", owner=owner))
+    view = View(Principal("viewer", "v", owner={"team": "vision"}))
+    assert "vision" in pages.statement_page(reads, "team", "vision", "2025-10", view).body.decode()
     for level, other in (("team", HOSTILE), ("project", "detector"), ("org", "(unattributed)")):
         with pytest.raises(Denied):
-            pages.render_statement(reads, level, other, "2025-10", Principal("viewer", "v", owner=owner))
-    listed = Page(pages.render_statement_index(reads, "team", "2025-10", Principal("viewer", "v", owner=owner)))
-    assert [row[0] for row in listed.table("team").rows[1:]] == ["vision"]
+            pages.statement_page(reads, level, other, "2025-10", view)
+    listed = Page(pages.month_page(reads, "team", "2025-10", view).body.decode())
+    assert {row[0] for row in listed.table("team").rows[1:]} == {"vision", "total"}
 
 
 def test_corrections_of_closed_months_are_named(rated, run, reads):
@@ -97,7 +103,7 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
     run("chargeback", "--from", "2025-10-01", "--to", "2026-01-01")
     ((booked_ms, lines),) = rated.rows("SELECT booked_day_ms, count(*) FROM correction GROUP BY 1")
     reads.clock = lambda: dt.datetime.fromtimestamp(booked_ms / 1000 + 3600, dt.UTC)
-    page = Page(pages.render_overview(reads, pages.HourlyCache(list), "", Principal("admin", "a")))
+    page = Page(overview_text(reads, pages.HourlyCache(list)))
     assert page.faults == []
     assert f"{lines} lines correct months that are closed (0.00 USD in sum)" in page.text
     (table,) = [one for one in page.tables if one.rows[0][-1] == "cost, USD"]
@@ -231,7 +237,7 @@ def test_the_page_does_not_wait_for_the_forecast(rated, reads):
     finish = threading.Event()
     outlook = pages.HourlyCache(lambda: (finish.wait(60) and []) or [])
     try:
-        assert pages.render_overview(reads, outlook, "", Principal("admin", "a"))
+        assert overview_text(reads, outlook)
         assert not finish.is_set()
     finally:
         finish.set()
@@ -279,5 +285,5 @@ def test_a_pools_chart_has_its_days_under_it():
     """Those of its own hours, of the past and to come."""
     start = parse_instant("2025-10-29T12:00:00Z")
     one = pages.PoolOutlook("p", (1.0,) * 72, ((1.0, 2.0, 3.0),) * 24, "", start)
-    plot = pages._pool_facts(one)["plot"]
+    plot = pages.pool_facts(one)["plot"]
     assert re.findall(r">(\d+ [A-Z][a-z]+)</text>", plot) == ["30 Oct", "31 Oct", "1 Nov", "2 Nov"]

@@ -10,6 +10,7 @@ from fakes.pages import Page
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant, parse_instant
 from gpuledger_collector.api import pool_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
+from gpuledger_collector.api.page_routes import View
 from gpuledger_collector.export.plots import dates
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
@@ -47,7 +48,11 @@ def pool(run, written, reads):
 
 
 def page_of(reads, pool, who=ANYBODY):
-    return pool_page.render_pool(reads, pool_page.compute_backtest(reads, pool), pool, who)
+    return pool_text(reads, pool_page.compute_backtest(reads, pool), pool, who)
+
+
+def pool_text(reads, backtest, pool, who=ANYBODY):
+    return pool_page.pool_page(reads, backtest, pool, View(who)).body.decode()
 
 
 def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, request):
@@ -87,7 +92,7 @@ def test_a_pool_of_few_days_says_so(run, written, reads):
 def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monkeypatch):
     """A viewer of one team does not; an unknown pool is a page with 404; a hostile name is text, and its link works."""
     with pytest.raises(Denied):
-        pool_page.render_pool(reads, None, pool, Principal("viewer", "vision", owner={"team": "vision"}))
+        pool_text(reads, None, pool, Principal("viewer", "vision", owner={"team": "vision"}))
     start = format_instant(NOW_MS - HOUR_MS)
     evil = 'workload_id,start,end,gpus,pool\nevil,{},,1,"{}"\n'.format(start, HOSTILE.replace('"', '""'))
     assert run("import", "usage", written("evil.csv", evil))[0] == 0
@@ -99,11 +104,11 @@ def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monk
             status, headers, answer = collector.request("GET", f"/pools/{name}")
             assert (status, Page(answer).faults) == (200, [])
             assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
-    page = Page(pool_page.render_pool(reads, None, HOSTILE, ANYBODY))
+    page = Page(pool_text(reads, None, HOSTILE))
     assert page.faults == []
     assert HOSTILE in page.text
     assert "back-test is running" in page.text
-    assert quote(HOSTILE, safe="") in pool_page.html.pool_path(HOSTILE)
+    assert quote(HOSTILE, safe="") in pool_page.pool_path(HOSTILE)
 
 
 def test_days_stand_under_a_chart_where_they_begin():

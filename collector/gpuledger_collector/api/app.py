@@ -21,8 +21,11 @@ from gpuledger_collector.api import (
     capacity,
     disputes,
     findings,
+    fleet_pages,
     handbook,
     ledger,
+    list_pages,
+    page_routes,
     pages,
     pool_page,
     queue,
@@ -36,6 +39,7 @@ from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext
 from gpuledger_collector.api.intake import Intake
 from gpuledger_collector.api.limits import BodyLimit
 from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.api.page_routes import HourlyCache
 from gpuledger_common.wire import Answer, Batch
 
 
@@ -69,8 +73,11 @@ def create(
     app.include_router(batches.router(endpoint))
     app.include_router(remote_write.router(remote))
     app.include_router(queue.router(intake, context.database))
-    for module in (ledger, capacity, findings, recommendations, runs, audit, disputes, pages, pool_page):
+    for module in (ledger, capacity, findings, recommendations, runs, audit, disputes, list_pages, pool_page):
         app.include_router(module.router(context))
+    outlook = HourlyCache(lambda: pages.forecast_outlook(context))
+    app.include_router(pages.router(context, outlook))
+    app.include_router(fleet_pages.router(context, outlook))
     app.include_router(handbook.router(lambda: describe(app)))
     app.include_router(series.router(context))
     app.include_router(samples.router(context))
@@ -92,7 +99,7 @@ def create(
         sentence = f"There is nothing at {path}."
         if path.startswith(PROGRAMS) or "text/html" not in request.headers.get("accept", ""):
             return JSONResponse({"detail": f"{sentence} /docs lists what there is."}, 404)
-        return pages.error_page(404, sentence)
+        return page_routes.error_page(404, sentence)
 
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app

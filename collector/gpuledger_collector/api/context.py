@@ -30,7 +30,7 @@ MAX_DAYS = 400
 MAX_ROWS = 1000
 REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"description": "A reader's token is needed."},
-    403: {"description": "This token may not read this, or reading is limited to loopback."},
+    403: {"description": "This token may not read this, or other machines reach the collector and there is no token."},
     503: {"description": "The database, or recent demand, is unavailable: retry after Retry-After."},
 }
 

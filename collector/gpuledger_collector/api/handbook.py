@@ -8,8 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from gpuledger_collector.api.pages import page
+from gpuledger_collector.api.page_routes import page
 from gpuledger_collector.export import html
+from gpuledger_collector.export.site import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ def router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
         groups: dict[str, list[Operation]] = {}
         for tag, operation in operations(schema):
             groups.setdefault(tag, []).append(operation)
-        return page(html.render("api.html", version=schema["info"]["version"], groups=groups, policy=html.policy()))
+        site = Site(path="/docs", sees_fleet=False)
+        return page(html.render("api.html", site=site, version=schema["info"]["version"], groups=groups))
 
     return routes
 

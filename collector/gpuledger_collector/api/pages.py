@@ -1,37 +1,41 @@
-"""GET / and /statements: pages for people, rendered without scripts; the numbers are those of the commands.
+"""GET / and /statements: the fleet now, who pays in a month, and the statement of one owner, as pages and as CSV.
 
-Reading rates nothing, so a page says up to when the ledger is rated. Who may read is decided as in api.context; a
-browser sends the token as the password of HTTP Basic, with any user name.
+The numbers are those of the commands.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import logging
-import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request, Response
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow, sum_known
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow, sum_known, totals
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
 from gpuledger_collector.accounting.waste import whole_waste
-from gpuledger_collector.api.auth.keys import Keys
-from gpuledger_collector.api.auth.principal import Denied, Principal, visible
-from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext, as_http_error
+from gpuledger_collector.api.auth.principal import Denied, visible
+from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.page_routes import (
+    ANOTHER_OWNER,
+    HourlyCache,
+    PageRoute,
+    View,
+    csv_file,
+    page,
+    require_view,
+)
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
-from gpuledger_collector.export.chargeback import unbilled_line, waste_line
+from gpuledger_collector.export.chargeback import as_csv, unbilled_line, waste_line
+from gpuledger_collector.export.findings import counted, lasting
+from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
 from gpuledger_collector.services.budget_status import statuses
-from gpuledger_collector.services.chargeback import direct_costs_by_team
+from gpuledger_collector.services.chargeback import direct_costs_by_team, read_chargeback
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
@@ -47,15 +51,6 @@ TREND_DAYS = 30
 ANOMALY_DAYS = 7
 SHOWN = 6
 PAST_HOURS, HOURS_AHEAD = 72, 24
-WAIT_SECONDS = 0.02
-"""How long a page waits for a forecast."""
-NOT_HELD = frozenset({"(unallocated)", "(unavailable)", "(unobserved)", "(stranded)"})
-"""Rows of a chargeback for time without a holder."""
-BASIC = "Basic "
-CHALLENGE = 'Basic realm="GPU Ledger: any user name, your token as the password", charset="UTF-8"'
-HEADERS = {"Cache-Control": "no-store"}
-log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,147 +65,89 @@ class PoolOutlook:
     """Start of the first past hour."""
 
 
-@dataclass
-class HourlyCache(Generic[T]):
-    """A slow value, computed once an hour on a thread, because a page must not wait for it."""
-
-    compute: Callable[[], T]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    value: tuple[int, T] | None = None
-    thread: threading.Thread | None = None
-
-    def get(self, now_ms: int, wait_s: float = WAIT_SECONDS) -> T | None:
-        """The latest value, an older one while it is recomputed, None while there is none."""
-        hour = now_ms // HOUR_MS
-        with self.lock:
-            # One thread at a time, however many pages ask; while it runs the older value is shown.
-            if (self.value is None or self.value[0] != hour) and (self.thread is None or not self.thread.is_alive()):
-                self.thread = threading.Thread(target=self._run, args=(hour,), name="hourly-cache", daemon=True)
-                self.thread.start()
-            thread = self.thread if self.value is None else None
-        if thread is not None:
-            thread.join(wait_s)
-        return None if self.value is None else self.value[1]
-
-    def _run(self, hour: int) -> None:
-        try:
-            self.value = (hour, self.compute())
-        except Exception as error:  # a page without a forecast is better than no page
-            log.warning("the forecast of a page failed: %s", error)
-
-
-class PageRoute(APIRoute):
-    """A route whose answer is a page, also for errors."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler with errors as pages."""
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except NoStatement as error:
-                return error_page(404, str(error))
-            except Exception as error:
-                answer = as_http_error(error)
-                if answer is None:
-                    raise
-                if answer.status_code == 503:
-                    log.warning("a page failed: %s", error)
-                return error_page(answer.status_code, str(answer.detail))
-
-        return handle
-
-
-def require_page_reader(keys: Keys) -> Any:
-    """A dependency: the reader behind the request of a page, by a bearer token or by HTTP Basic."""
-
-    def reader(request: Request) -> Principal:
-        return keys.person(request, bearer_header(request.headers.get("authorization", "")))
-
-    return Depends(reader)
-
-
-def router(context: ReadContext) -> APIRouter:
+def router(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]]) -> APIRouter:
     """The pages."""
     routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
-    outlook = HourlyCache(lambda: forecast_outlook(context))
-    reader = require_page_reader(context.keys)
+    wanted = require_view(context.keys)
 
     @routes.get("/")
-    def home(request: Request, principal: Principal = reader) -> Response:
-        """The overview of the fleet, this month and now; for a viewer that of its owner."""
-        return page(render_overview(context, outlook, str(request.base_url).rstrip("/"), principal))
+    def home(request: Request, view: View = wanted) -> Response:
+        """The overview of the fleet, of a month and of now; for a viewer, or of one owner, that part of it."""
+        return overview_page(context, outlook, str(request.base_url).rstrip("/"), view)
+
+    @routes.get("/statements")
+    def newest(view: View = wanted) -> Response:
+        """The statements of this month."""
+        with context.database.transaction(read_only=True) as connection:
+            return RedirectResponse(view.site(connection, "/statements", context.now_ms).links[1].path, 303)
 
     @routes.get("/statements/{level}/{month}")
-    def statements(level: str, month: str, owner: str | None = None, principal: Principal = reader) -> Response:
-        """Who has a statement in a month, or the statement of an owner whose name cannot be part of a path."""
+    def statements(level: str, month: str, owner: str | None = None, view: View = wanted) -> Response:
+        """Who pays in a month, or the statement of an owner whose name cannot be part of a path."""
         if owner is not None:
-            return page(render_statement(context, level, owner, month, principal))
-        return page(render_statement_index(context, level, month, principal))
+            return statement_page(context, level, owner, month, view)
+        return month_page(context, level, month, view)
 
     @routes.get("/statements/{level}/{owner:name}/{month}")
-    def statement(level: str, owner: str, month: str, principal: Principal = reader) -> Response:
+    def statement(level: str, owner: str, month: str, view: View = wanted) -> Response:
         """The statement of an owner."""
-        return page(render_statement(context, level, owner, month, principal))
+        return statement_page(context, level, owner, month, view)
 
     return routes
 
 
-def bearer_header(header: str) -> str:
-    """The header as a bearer's: the password of HTTP Basic, which browsers ask for, is the token."""
-    if not header.startswith(BASIC):
-        return header
-    try:
-        plain = base64.b64decode(header.removeprefix(BASIC), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
-    # Any user name: browsers always ask for one.
-    return f"Bearer {plain.partition(':')[2]}"
+def statement_page(context: ReadContext, level: str, owner: str, month: str, view: View) -> Response:
+    """The statement, as the command writes it; as CSV what the owner pays by job.
 
-
-def page(text: str, status: int = 200) -> Response:
-    """A page with the headers that keep foreign content out of it."""
-    headers = {**HEADERS, "Content-Security-Policy": f"{html.policy()}; frame-ancestors 'none'"}
-    return Response(text, status, headers, "text/html; charset=utf-8")
-
-
-def error_page(status: int, sentence: str) -> Response:
-    """A page that says why there is nothing to see, and what to do."""
-    response = page(html.render("refused.html", status=status, sentence=sentence, policy=html.policy()), status)
-    if status == 401:
-        response.headers["WWW-Authenticate"] = CHALLENGE
-    if status == 503:
-        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
-    return response
-
-
-def render_statement(context: ReadContext, level: str, owner: str, month: str, principal: Principal) -> str:
-    """The statement, as the command writes it. Raises Denied when this reader may not see all of that owner."""
-    if not principal.sees({level: owner}):
-        raise Denied(403, "this token sees another owner's part of the ledger only")
+    Raises Denied when this reader may not see all of that owner.
+    """
+    reader = view.reader
+    if not reader.sees({level: owner}):
+        raise Denied(403, ANOTHER_OWNER)
     with context.database.transaction(read_only=True) as connection:
         chargeback = monthly_chargeback(connection, level, month, context.now_ms)
+        if view.wants_csv:
+            period = zones.in_zone(connection, UTC_DAYS.month(month))
+            by = (level, "workload")
+            report = read_chargeback(connection, period, by, context.now_ms, reader.owner).report
+            rows = tuple(row for row in report.rows if row.keys[0] == owner)
+            return csv_file(as_csv(replace(report, rows=rows)), "statement", month)
+        narrowed = replace(view, filters=Filters(month, {level: owner}))
+        path, _, is_dots = statement_path(level, owner, month).partition("?")
+        extra = {"owner": owner} if is_dots else {}
+        site = narrowed.site(connection, path, context.now_ms, has_csv=True, periods=(), extra=extra, is_filtered=False)
         try:
-            with as_viewer(connection, principal.owner):
-                return forms.as_html(read_statement(connection, level, owner, month, context.now_ms, chargeback))
+            with as_viewer(connection, reader.owner):
+                statement = read_statement(connection, level, owner, month, context.now_ms, chargeback)
         except NoStatement as error:
-            if principal.owner is None:
+            if reader.owner is None:
                 raise
             # The sentence names other owners, which a viewer must not see.
             raise NoStatement(f"{level} {owner!r} was billed nothing in {month}") from error
+    return page(forms.as_html(statement, site), site=site)
 
 
-def render_statement_index(context: ReadContext, level: str, month: str, principal: Principal) -> str:
-    """The owners of a level that were billed in a month and that this reader may see, with links."""
+def month_page(context: ReadContext, level: str, month: str, view: View) -> Response:
+    """Who pays in a month, by a level: the rows of the chargeback that this reader may see."""
     require_level(level)
     nominal = UTC_DAYS.month(month)
+    reader = view.reader
     with context.database.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, nominal)
-        with as_viewer(connection, principal.owner):
-            owners = [owner for owner in stored.owners(connection, level, period) if principal.sees({level: owner})]
-        report = monthly_chargeback(connection, level, month, context.now_ms).report
-    return forms.index(level, month, [(owner, html.statement_path(level, owner, month)) for owner in owners], report)
+        report = read_chargeback(connection, period, (level,), context.now_ms).report
+        if reader.owner is not None:
+            # The rows of the full chargeback, so that their cents are those of the invoice.
+            with as_viewer(connection, reader.owner):
+                own = {owner for owner in stored.owners(connection, level, period) if reader.sees({level: owner})}
+            rows = tuple(row for row in report.rows if row.keys[0] in own)
+            report = replace(report, rows=rows, totals=totals(rows))
+        if view.wants_csv:
+            return csv_file(as_csv(report), level, month)
+        narrowed = replace(view, filters=replace(view.filters, period=month))
+        path = f"/statements/{level}/{month}"
+        site = narrowed.site(connection, path, context.now_ms, has_csv=True, is_filtered=False, periods=())
+        months = stored.months(connection)
+    return page(forms.index(level, month, report, site, months), site=site)
 
 
 def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
@@ -230,55 +167,64 @@ def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
     return outlook
 
 
-def render_overview(
-    context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], address: str, principal: Principal
-) -> str:
-    """The overview. Everything about the entire fleet is left out for a reader who sees one owner's part."""
+def overview_page(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], address: str, view: View) -> Response:
+    """The overview. Everything about the entire fleet is left out where one owner's part is shown."""
     now_ms = context.now_ms
-    sees_fleet = principal.owner is None
+    shows_fleet = view.owner is None
     # One snapshot, so that the parts of a page agree with each other; rendering happens after it is released.
     with context.database.transaction(read_only=True) as connection:
-        ledger = _ledger_facts(connection, now_ms, principal)
-        current = _current_facts(connection, now_ms, principal)
-    empty = not ledger["fleet"].nodes and not ledger["has_rows"] and not ledger["months"]
+        ledger = _ledger_facts(connection, now_ms, view)
+        current = _current_facts(connection, now_ms, view, ledger["fleet"].reports)
+        site = view.site(connection, "/", now_ms)
+    empty = not ledger["fleet"].nodes and not ledger["has_rows"] and not site.periods
     # Forecasting takes seconds: the page shows the last one, and none while there is none yet.
-    pools = outlook.get(now_ms) if sees_fleet and not empty else None
-    return html.render(
+    pools = outlook.get(now_ms) if shows_fleet and not empty else None
+    if shows_fleet and not empty and pools is None:
+        site = being_forecast(site)
+    text = html.render(
         "overview.html",
-        policy=html.policy(),
+        site=site,
         empty=empty,
-        whole=sees_fleet,
-        reader=principal,
-        address=address,
+        whole=shows_fleet,
+        owner="/".join((view.reader.owner or {}).values()),
+        collector=address,
         now=format_instant(now_ms - now_ms % 1000),
-        pools=None if pools is None else [_pool_facts(pool) for pool in pools],
-        levels=LEVELS,
+        pools=None if pools is None else [pool_facts(pool) for pool in pools],
         **ledger,
         **current,
     )
+    return page(text, site=site)
 
 
-def _ledger_facts(connection: Connection, now_ms: int, principal: Principal) -> dict[str, Any]:
-    """What the overview says about this month's ledger, for the template."""
+def being_forecast(site: Site) -> Site:
+    """The frame of a page that waits for a forecast."""
+    return replace(site, being_made=site.being_made or "The forecast is being computed", seconds=5)
+
+
+def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, Any]:
+    """What the overview says about a month of the ledger, for the template."""
     calendar = zones.calendar(connection)
-    name = calendar.month_of(now_ms)
-    month = calendar.month(name)
-    today_ms = calendar.day_of(now_ms).start_ms
-    trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
+    name = view.filters.period or calendar.month_of(now_ms)
+    period = view.period(calendar, calendar.month(name))
+    last_ms = min(calendar.day_of(now_ms).start_ms, period.end_ms)
+    trend = Period(calendar.days_before(last_ms, TREND_DAYS), last_ms)
     fleet = overview.fleet(connection, now_ms - SILENT_MS)
-    checks = reports.conservation_checks(connection, month)
-    report = direct_costs_by_team(connection, month, principal.owner)
-    with as_viewer(connection, principal.owner):
-        daily = overview.daily_by_team(connection, trend, principal.owner or {})
+    checks = reports.conservation_checks(connection, period)
+    report = direct_costs_by_team(connection, period, view.owner)
+    with as_viewer(connection, view.reader.owner):
+        daily = overview.daily_by_team(connection, trend, view.owner or {})
     rated_ms = max((check.until_ms for check in checks), default=None)
     closed = periods.closed(connection)
     # Whoever sees one owner's part is told of no unallocated time at all.
-    has_inventory = principal.owner is not None or reports.has_capacity(connection, month)
+    has_inventory = view.owner is not None or reports.has_capacity(connection, period)
     return {
         "month": name,
+        "is_over": period.end_ms <= now_ms,
+        "statement_month": calendar.month_of(max(min(now_ms, period.end_ms - 1), period.start_ms)),
+        "zone": calendar.zone_at(period.start_ms).name,
         "known": None if rated_ms is None else format_instant(rated_ms - rated_ms % 1000),
         "fleet": fleet,
-        "gpus": f"{fleet.gpu_micro / MICRO:.1f}".removesuffix(".0"),
+        "gpus": html.gpus(fleet.gpu_micro / MICRO),
         "has_rows": bool(report.rows),
         "spend": [
             _spend(report, total, daily, calendar.days(trend), has_inventory)
@@ -287,29 +233,29 @@ def _ledger_facts(connection: Connection, now_ms: int, principal: Principal) -> 
         ],
         "unpriced": [row for row in report.rows if row.currency is None],
         "priced": overview.has_prices(connection),
-        "corrected": overview.corrected(connection, month) if principal.owner is None else [],
-        "trust": forms.trust(checks),
+        "corrected": overview.corrected(connection, period) if view.owner is None else [],
+        "trust": forms.trust(checks, calendar),
         "closed": closed[-1] if closed else None,
-        "months": stored.months(connection)[:13],
     }
 
 
-def _current_facts(connection: Connection, now_ms: int, principal: Principal) -> dict[str, Any]:
-    """What the overview says about now: findings, budgets and nodes, for the template."""
-    with as_viewer(connection, principal.owner):
-        idle = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), principal)
-        anomalies = visible(
-            findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), principal
-        )
-        budgets = [status for status in statuses(connection, now_ms) if principal.sees(status.budget.owner)]
-    nodes = overview.nodes(connection) if principal.owner is None else []
+def _current_facts(connection: Connection, now_ms: int, view: View, reports: bool) -> dict[str, Any]:
+    """What the overview says about now: findings, budgets and nodes, for the template; `reports`: a node does."""
+    scope = view.scope
+    with as_viewer(connection, view.reader.owner):
+        idle = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), scope)
+        anomalies = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), scope)
+        budgets = [status for status in statuses(connection, now_ms) if scope.sees(status.budget.owner)]
+    nodes = overview.nodes(connection) if view.owner is None else []
+    looked_ms = findings.progress(connection, "idle")
     ongoing = sorted(
         (finding for finding in idle if finding["resolved_ms"] is None),
         key=lambda finding: -(finding["per_day_micro"] or 0),
     )
     return {
         "idle": [forms.finding_facts(finding) for finding in ongoing[:SHOWN]],
-        "idle_count": len(ongoing),
+        "idle_count": counted(ongoing) if ongoing or (looked_ms is not None and reports) else None,
+        "idle_left_out": len(ongoing) - SHOWN,
         "idle_per_day": _cost_per_day(ongoing),
         "anomalies": [forms.finding_facts(finding) for finding in anomalies[:SHOWN]],
         "anomaly_days": ANOMALY_DAYS,
@@ -348,7 +294,7 @@ def _spend(
             {
                 "row": row,
                 "owner": row.keys[0],
-                "held": row.keys[0] not in NOT_HELD,
+                "held": forms.is_owner(row.keys[0]),
                 "length": plots.length_bar(float(row.cost_minor or 0), float(highest)),
                 "trend": _trend(row.keys[0], daily.get(currency, {}), trend, currency),
             }
@@ -385,7 +331,8 @@ def _trend(owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period]
     return plots.spark(values, f"Spend of {owner} by day", summary, height=36)
 
 
-def _pool_facts(pool: PoolOutlook) -> dict[str, Any]:
+def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
+    """A pool's demand and forecast for the templates."""
     lows, middles, highs = zip(*pool.ahead, strict=True)
     peak = max(range(len(middles)), key=lambda hour: highs[hour])
     summary = (
@@ -396,7 +343,7 @@ def _pool_facts(pool: PoolOutlook) -> dict[str, Any]:
     days = plots.dates(pool.first_ms, HOUR_MS, len(pool.past) + len(pool.ahead))
     return {
         "name": pool.name,
-        "path": html.pool_path(pool.name),
+        "path": pool_path(pool.name),
         "said": summary,
         "plot": plots.spark(pool.past, title, summary, pool.ahead, width=720, height=200, axis=True, days=days),
         "note": pool.note,
@@ -408,17 +355,10 @@ def _node_facts(node: overview.Node, now_ms: int) -> dict[str, Any]:
     silent = is_silent(node.seen_ms, now_ms)
     return {
         "name": node.name,
-        "seen": ago(now_ms - node.seen_ms),
-        "gpus": node.accelerators,
+        "seen": f"{lasting(now_ms - node.seen_ms)} ago",
+        "gpus": html.gpus(node.gpu_micro / MICRO),
+        "slices": node.slices,
         "state": "silent" if silent else node.status,
         "detail": node.detail,
         "well": node.status == "ok" and not silent,
     }
-
-
-def ago(ms: int) -> str:
-    """How long ago, in the largest unit that fits."""
-    for size, unit in ((DAY_MS, "day"), (HOUR_MS, "hour"), (60_000, "minute")):
-        if ms >= size:
-            return f"{plural(ms // size, unit)} ago"
-    return "just now"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -18,15 +18,18 @@ from fastapi import APIRouter, Response
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import ReadContext
-from gpuledger_collector.api.pages import HourlyCache, PageRoute, page, require_page_reader
+from gpuledger_collector.api.page_routes import HourlyCache, PageRoute, View, csv_file, page, require_view
 from gpuledger_collector.export import html, pool_plots
+from gpuledger_collector.export.cells import csv_of, names
 from gpuledger_collector.export.scaling import row
+from gpuledger_collector.export.site import pool_path
 from gpuledger_collector.insight.pool_backtest import PoolBacktest, backtest_pool
 from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.services.scaling_advice import OUTCOME_DAYS, UnknownPool
 from gpuledger_collector.storage.capacity import backtests, scaling
 
 MAX_POOLS = 64
+POLICY_COLUMNS = names("policy capacity wait wait_p95_s actions over_demand cost")
 NAMES = {
     "static-peak": "the peak, always",
     "hpa-default": "Kubernetes HPA",
@@ -80,39 +83,48 @@ def router(context: ReadContext) -> APIRouter:
     """The page."""
     routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
     cache = BacktestCache(context)
-    reader = require_page_reader(context.keys)
+    wanted = require_view(context.keys, fleet=True)
 
     @routes.get("/pools/{pool:name}")
-    def pool(pool: str, name: str = "", principal: Principal = reader) -> Response:
+    def pool(pool: str, name: str = "", view: View = wanted) -> Response:
         """A pool, for readers of the entire fleet; `name`: of a pool whose name cannot be part of a path."""
-        principal.require_fleet()
         pool = pool or name
-        return page(render_pool(context, cache.get(pool, principal), pool, principal))
+        return pool_page(context, cache.get(pool, view.reader), pool, view)
 
     return routes
 
 
-def render_pool(context: ReadContext, backtest: PoolBacktest | None, pool: str, principal: Principal) -> str:
-    """The page. Raises Denied for a reader who sees one owner's part."""
-    principal.require_fleet()
+def pool_page(context: ReadContext, backtest: PoolBacktest | None, pool: str, view: View) -> Response:
+    """The page, or its policies as CSV. Raises Denied for a reader who sees one owner's part."""
+    view.reader.require_fleet()
     now_ms = context.now_ms
-    with context.connection(principal) as connection:
+    with context.connection(view.reader) as connection:
         history = scaling.history(connection, pool, now_ms - OUTCOME_DAYS * DAY_MS, 1)
         records = backtests.records(connection, "pool", pool)
         terms = scaling.terms(connection).get(pool)
         unknown = scaling.silence(connection, pool, now_ms)
+        path, _, is_dots = pool_path(pool).partition("?")
+        extra = {"name": pool} if is_dots else {}
+        has_csv = backtest is not None and backtest.backtest is not None
+        site = view.site(connection, path, now_ms, has_csv=has_csv, is_filtered=False, periods=(), extra=extra)
+    if view.wants_csv:
+        rows = [] if backtest is None else backtest.rows()
+        return csv_file(csv_of(POLICY_COLUMNS, rows, POLICY_COLUMNS[1:]), "pool")
+    if backtest is None:
+        site = replace(site, being_made="The back-test is running", seconds=5)
     inside = records[0].inside if records else None
-    return html.render(
+    text = html.render(
         "pool.html",
-        policy=html.policy(),
+        site=site,
         pool=pool,
         now=format_instant(now_ms - now_ms % 1000),
         latest=row(history[0].facts) if history else None,
         unknown=unknown,
         terms=terms,
-        inside=None if inside is None else f"{inside:.0%}",
+        inside=None if inside is None else html.percent(inside),
         money=None if backtest is None else _money_facts(backtest),
     )
+    return page(text, site=site)
 
 
 def _money_facts(backtest: PoolBacktest) -> dict[str, Any]:

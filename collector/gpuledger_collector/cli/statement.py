@@ -91,7 +91,7 @@ def _split_owner(level: str | None, owner: str | None) -> tuple[str, str | None]
 
 def _write_all(connection: Connection, level: str, name: str, period: Period, folder: Path, now_ms: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[tuple[str, str]] = []
+    files: dict[str, str] = {}
     taken = {"index.html"}
     month_bill = monthly_chargeback(connection, level, name, now_ms)
     owners = statements.owners(connection, level, period)
@@ -99,9 +99,9 @@ def _write_all(connection: Connection, level: str, name: str, period: Period, fo
     for statement in over("writing statements", pages, len(owners)):
         file = _free_name(statement.owner, taken)
         (folder / file).write_text(as_html(statement), encoding="utf-8")
-        rows.append((statement.owner, quote(file)))
-    (folder / "index.html").write_text(index(level, name, rows, month_bill.report), encoding="utf-8")
-    print(f"{plural(len(rows), 'statement')} of {name} and index.html in {folder}")
+        files[statement.owner] = quote(file)
+    (folder / "index.html").write_text(index(level, name, month_bill.report, files=files), encoding="utf-8")
+    print(f"{plural(len(files), 'statement')} of {name} and index.html in {folder}")
 
 
 def _free_name(owner: str, taken: set[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from gpuledger_collector.accounting.chargeback import ReportRow
@@ -76,6 +76,16 @@ def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(harmless(row) for row in rows)
+    return text.getvalue()
+
+
+def csv_of(columns: Sequence[str], rows: Iterable[Mapping[str, object]], numbers: Collection[str] = ()) -> str:
+    """Rows as CSV by these columns; texts are made harmless, `numbers` may be negative."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(row[name] if name in numbers else neutral(str(row[name])) for name in columns)
     return text.getvalue()
 
 

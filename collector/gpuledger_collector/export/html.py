@@ -10,7 +10,6 @@ from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -18,6 +17,7 @@ from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.export.site import address, job_path, owner_filter, pool_path, statement_path
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 UNKNOWN = "not known"
-DOTS = {".", ".."}
-"""Names that no path can hold, for a browser takes them for steps through a folder."""
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -58,9 +56,15 @@ def environment() -> Environment:
         "capitalized": capitalized,
         "minute": minute,
         "unit_price": unit_price,
+        "grouped": grouped,
+        "percent": percent,
     }
     templates.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file
+        "address": address,
+        "job_path": job_path,
+        "owner_filter": owner_filter,
+        "pool_path": pool_path,
         "statement_path": statement_path,
         "UNKNOWN": UNKNOWN,
     }
@@ -88,8 +92,8 @@ def policy() -> str:
 
 
 def render(template: str, **facts: Any) -> str:
-    """A page."""
-    return environment().get_template(template).render(**facts)
+    """A page; in a file by itself there is no `site`, for its links would lead nowhere."""
+    return environment().get_template(template).render({"site": None, "policy": policy(), **facts})
 
 
 def grouped(text: str) -> str:
@@ -145,7 +149,7 @@ def coded(text: str) -> Markup:
 def signed(amount: int, currency: str) -> str:
     """A change in micro-units, with its sign."""
     text = micro(amount, currency)
-    return f"+{text}" if amount > 0 else text
+    return f"+{text}" if amount > 0 and text.strip("0.,") else text
 
 
 def hours(gpu_ns: int | None, digits: int = 1) -> str:
@@ -160,20 +164,11 @@ def booked(gpu_ns: int | None) -> str:
     return hours(gpu_ns) if gpu_ns is None or gpu_ns >= 0 else f"{hours(-gpu_ns)} fewer"
 
 
+def percent(share: float | Decimal) -> str:
+    """A share as `83 %`."""
+    return f"{100 * share:.0f} %"
+
+
 def gpus(number: float) -> str:
     """GPUs without needless digits: `12`, `12.5`."""
     return f"{number:,.1f}".removesuffix(".0")
-
-
-def statement_path(level: str, owner: str, month: str) -> str:
-    """Where the collector serves a statement."""
-    if owner in DOTS:
-        return f"/statements/{quote(level, safe='')}/{quote(month, safe='')}?owner={owner}"
-    return f"/statements/{quote(level, safe='')}/{quote(owner, safe='')}/{quote(month, safe='')}"
-
-
-def pool_path(pool: str) -> str:
-    """Where the collector serves a pool's page."""
-    if pool in DOTS:
-        return f"/pools/?name={pool}"
-    return f"/pools/{quote(pool, safe='')}"

@@ -93,55 +93,70 @@ def as_text(sheet: Reconciliation) -> str:
             sep="  ",
             file=out,
         )
-    return out.getvalue() + lines_text(_sentences(sheet))
+    return out.getvalue() + lines_text([*([_verdict(sheet)] if is_proved(sheet) else []), *doubts(sheet)])
 
 
-def _sentences(sheet: Reconciliation) -> list[str]:
-    sentences = []
-    with_capacity = [day for day in sheet.days if day.capacity_ns]
+def table(sheet: Reconciliation) -> list[tuple[str, int | None, list[str]]]:
+    """Where the capacity went: name, GPU-nanoseconds and amounts by currency, in the order of `currencies`.
+
+    The last row is capacity x rate, which the rows before it add up to, as printed.
+    """
+    money = [_minor(sheet, currency) for currency in sheet.currencies]
+    rows = [
+        (name, sheet.parts[name].gpu_ns if name in sheet.parts else None, [parts[name] for parts, _ in money])
+        for name in sheet.charged
+    ]
+    return [*rows, ("capacity x rate", sheet.capacity.gpu_ns, [whole for _, whole in money])]
+
+
+def is_proved(sheet: Reconciliation) -> bool:
+    """Whether there is capacity to account for, and every day accounts for it."""
+    return any(day.capacity_ns for day in sheet.days) and all(day.holds for day in sheet.days)
+
+
+def _verdict(sheet: Reconciliation) -> str:
+    days = plural(sum(day.capacity_ns > 0 for day in sheet.days), "day")
+    charged = {
+        currency: sum(sums.cost.get(currency, 0) for sums in sheet.charged.values()) for currency in sheet.currencies
+    }
+    micros = [
+        f"{charged[currency]} = {sheet.capacity.cost.get(currency, 0)} micro-{currency}"
+        for currency in sheet.currencies
+    ]
+    return f"It holds on each of {days}: {'; '.join(micros) or 'in time; nothing is priced'}."
+
+
+def doubts(sheet: Reconciliation) -> list[str]:
+    """What stands against the proof, and what is outside of it, in sentences."""
+    said = []
+    if not any(day.capacity_ns for day in sheet.days):
+        said.append("There is no inventory for this period: nothing to reconcile against.")
     broken = [str(sheet.calendar.date_of(day.day_ms)) for day in sheet.days if not day.holds]
-    if not with_capacity:
-        sentences.append("There is no inventory for this period: nothing to reconcile against.")
-    elif not broken:
-        charged = {
-            currency: sum(sums.cost.get(currency, 0) for sums in sheet.charged.values())
-            for currency in sheet.currencies
-        }
-        micros = [
-            f"{charged[currency]} = {sheet.capacity.cost.get(currency, 0)} micro-{currency}"
-            for currency in sheet.currencies
-        ]
-        sentences.append(
-            f"It holds on each of {plural(len(with_capacity), 'day')}: "
-            f"{'; '.join(micros) or 'in time; nothing is priced'}."
-        )
     if broken:
-        sentences.append(f"It does NOT hold on {', '.join(broken)}.")
-    sentences += [
+        said.append(f"It does NOT hold on {', '.join(broken)}.")
+    said += [
         f"The month {sheet.calendar.month_of(month.start_ms)} as added up is NOT the sum of its days: somebody wrote "
         f"past the triggers. DELETE FROM ledger_month WHERE start_ms = {month.start_ms}; has it added up anew."
         for month in sheet.untrue_months
     ]
-    sentences += [
+    said += [
         f"Refused from {format_instant(claim.first_ms)} to {format_instant(claim.last_ms)}: {claim.sentence()}. "
         "Look at the node; gpuledger import inventory says who is right."
         for claim in sheet.claims
     ]
     if sheet.coverage is not None:
         last = max(day.until_ms for day in sheet.days)
-        sentences.append(
+        said.append(
             f"{sheet.coverage} % of the capacity was observed; rated up to {format_instant(last - last % 1000)}."
         )
     if sheet.unused.gpu_ns:
-        sentences.append(
-            f"Commitments paid for {hours_decimal([sheet.unused.gpu_ns])[0]:.6f} GPU-hours that nobody used."
-        )
+        said.append(f"Commitments paid for {hours_decimal([sheet.unused.gpu_ns])[0]:.6f} GPU-hours that nobody used.")
     if sheet.imported.gpu_ns:
         outside = f"{hours_decimal([sheet.imported.gpu_ns])[0]:.6f} GPU-hours"
-        sentences.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
+        said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
     if sheet.unpriced_ns:
-        sentences.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
-    return sentences
+        said.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
+    return said
 
 
 def _amounts(cost: Mapping[str, int]) -> str:

@@ -15,7 +15,8 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.unit_cost import PER, UnitCost
 from gpuledger_collector.export import html, plots
-from gpuledger_collector.export.cells import json_text, lines_text, minor_amount, names, neutral
+from gpuledger_collector.export.cells import csv_of, json_text, lines_text, minor_amount, names, neutral
+from gpuledger_collector.export.site import Site
 from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
 from gpuledger_collector.insight.run_report import RunReport, ScaledRuns, ScalingPoint, leading_counter
 from gpuledger_collector.storage.ledger.runs import RunRow
@@ -42,6 +43,20 @@ READINGS = {
     "temperature_celsius": "temperature, degrees Celsius",
     "power_watts": "power, watts",
 }
+LIST_COLUMNS = names(
+    """
+    run name user team model gpus from to gpu_hours gpu_hours_held_idle cost cost_held_idle currency kwh unit_cost unit units
+    coverage
+    """
+)
+LIST_NUMBERS = frozenset(
+    ("gpus", "gpu_hours", "gpu_hours_held_idle", "cost", "cost_held_idle", "kwh", "unit_cost", "units", "coverage")
+)
+RECEIPT_COLUMNS = names(
+    """
+    run pool model rate commitment gpu_hours gpu_hours_used gpu_hours_held_idle gpu_hours_unknown cost cost_held_idle currency
+    """
+)
 UNIT_COLUMNS = names(
     """
     counter from currency per cost used_cost units coverage covered_cost charged_cost restarts
@@ -339,12 +354,25 @@ def _peer(peer: Any) -> str:
     )
 
 
-def as_html(report: RunReport) -> str:
-    """The page."""
+def receipt_csv(report: RunReport) -> str:
+    """What a run was charged, by kind of accelerator and rate; what is not known is empty."""
+    rows = []
+    for line in report.receipt.held:
+        total_hours, used, idle, unknown = hours_decimal([line.gpu_ns, line.busy_ns, line.idle_ns, line.unknown_ns], 6)
+        idle_cost = minor_amount(line.idle_cost_micro, line.currency)
+        activity = (used, idle, idle_cost) if line.has_known_activity else ("", "", "")
+        cells = (report.key, line.pool, line.gpu_model, line.rate, line.commitment, total_hours, *activity[:2], unknown)
+        cost = (minor_amount(line.cost_micro, line.currency), activity[2], line.currency or "")
+        rows.append(dict(zip(RECEIPT_COLUMNS, (*cells, *cost), strict=True)))
+    return csv_of(RECEIPT_COLUMNS, rows, RECEIPT_COLUMNS[5:11])
+
+
+def as_html(report: RunReport, site: Site | None = None) -> str:
+    """The page; with `site` as the collector serves it, else as a file by itself."""
     return html.render(
         "run.html",
+        site=site,
         run=report,
-        policy=html.policy(),
         efficiency_text=efficiency_text,
         held=total(report.receipt.held),
         leading=leading_counter(report.units),

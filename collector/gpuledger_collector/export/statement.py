@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +9,31 @@ from typing import Any
 from markupsafe import Markup
 
 from gpuledger_collector.accounting.budgets import money_text, percent_of, top
-from gpuledger_collector.accounting.chargeback import Report, ReportRow
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.statement import Contested, SpendChange, StatementSection
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
+from gpuledger_collector.export.findings import STATES
+from gpuledger_collector.export.site import (
+    ANOMALIES,
+    IDLE,
+    Site,
+    address,
+    anchor,
+    job_path,
+    owner_filter,
+    statement_path,
+)
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_common.plurals import plural
 
@@ -63,12 +75,12 @@ class Statement:
         return self.calendar.zone_at(self.period.start_ms).name
 
 
-def as_html(statement: Statement) -> str:
-    """The page."""
+def as_html(statement: Statement, site: Site | None = None) -> str:
+    """The page; with `site` as the collector serves it, else as a file by itself."""
     return html.render(
         "statement.html",
+        site=site,
         statement=statement,
-        policy=html.policy(),
         days=_first_and_last(statement.period, statement.calendar),
         until=statement.calendar.date_of(statement.period.end_ms).isoformat(),
         status=status_of(statement),
@@ -85,19 +97,38 @@ def as_html(statement: Statement) -> str:
     )
 
 
-def index(level: str, month: str, rows: Sequence[tuple[str, str]], report: Report) -> str:
-    """A page that leads to the statements of a month. `rows`: owner and path."""
-    billed: dict[tuple[str, ...], list[ReportRow]] = defaultdict(list)
-    for row in report.rows:
-        billed[row.keys].append(row)
-    shown = [{"owner": owner, "path": path, **_billed(billed[owner,])} for owner, path in rows]
-    return html.render("statements.html", level=level, month=month, rows=shown, policy=html.policy())
+def index(
+    level: str,
+    month: str,
+    report: Report,
+    site: Site | None = None,
+    months: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+) -> str:
+    """A page of who pays in a month, that leads to the statements; `files`: by owner, where they are files."""
+
+    def path(owner: str) -> str | None:
+        if files is not None:
+            return files.get(owner)
+        return statement_path(level, owner, month) if is_owner(owner) else None
+
+    ordered = sorted(report.rows, key=lambda row: bool(row.correction_of))
+    return html.render(
+        "statements.html",
+        site=site,
+        level=level,
+        month=month,
+        months=months,
+        levels=LEVELS,
+        rows=[{"row": row, "owner": row.keys[0], "path": path(row.keys[0])} for row in ordered],
+        totals=report.totals,
+        has_shared=any(row.shared_minor for row in report.rows),
+    )
 
 
-def _billed(rows: Sequence[ReportRow]) -> dict[str, str]:
-    priced = [row for row in rows if row.currency is not None]
-    costs = [f"{html.minor(row.total_minor, row.currency or '')} {row.currency}" for row in priced]
-    return {"gpu_hours": html.hours(sum(row.gpu_ns for row in priced)), "cost": ", ".join(costs) or "no price"}
+def is_owner(name: str) -> bool:
+    """Whether a row of the chargeback is somebody's, and not for time that nobody held."""
+    return name == UNATTRIBUTED or not is_reserved(name)
 
 
 def status_of(statement: Statement) -> tuple[str, str]:
@@ -174,17 +205,26 @@ def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     what = row["subject"] if odd else f"{row['model'] or 'GPU'}, {str(row['subject'])[:SHOWN_UUID]}"
     per_day = None if odd or currency is None else row["per_day_micro"]
     evidence = row["evidence"] or {}
+    state = str(row["state"])
     return {
-        "state": str(row["state"]).replace("_", " ") if not odd else evidence.get("cause") or row["state"],
+        "state": evidence.get("cause") or state if odd else STATES.get(state, state.replace("_", " ")),
         "what": what,
         "sentence": evidence.get("sentence", "") if odd else "",
         "who": " · ".join(part for part in (row["team"], None if odd else job) if part) or "nobody",
         "user": row["user_name"] or "",
         "since": format_instant(row["since_ms"])[:16].replace("T", " ") + " UTC",
         "open": row["resolved_ms"] is None,
+        "path": _finding_path(row, odd),
         "cost": None if currency is None else f"{html.micro(row['cost_micro'], currency)} {currency}",
         "per_day": None if per_day is None else f"{html.micro(per_day, currency)} {currency}",
     }
+
+
+def _finding_path(row: Mapping[str, Any], odd: bool) -> str:
+    """Where the collector says more about a finding."""
+    if odd:
+        return f"{address(ANOMALIES, owner_filter(row['team']))}#{anchor(row['key'])}"
+    return address(IDLE, owner_filter(row["team"])) if row["workload_key"] is None else job_path(row["workload_key"])
 
 
 def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:

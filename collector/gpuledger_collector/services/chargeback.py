@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuledger_collector.accounting.cash import CASH
 from gpuledger_collector.accounting.chargeback import (
+    UNATTRIBUTED,
     Allocations,
     Report,
     SharedPart,
@@ -99,7 +100,7 @@ def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[
     everyone = report(reports.charged_lines(connection, period, ("team",), apart=True), ("team",))
     if owner is None:
         return everyone
-    rows = tuple(row for row in everyone.rows if row.keys == (owner["team"],))
+    rows = tuple(row for row in everyone.rows if row.keys == (owner["team"] or UNATTRIBUTED,))
     return Report(everyone.by, rows, totals(rows))
 
 

@@ -24,9 +24,13 @@ from gpuledger_collector.storage.ledger import claims, inventory, months, report
 from gpuledger_collector.storage.locks import Connection
 
 
-def reconcile(connection: Connection, period: Period) -> Reconciliation:
-    """Check the rated days of a period; call `refresh` before it."""
-    again_of = _Again(connection, period)
+def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> Reconciliation:
+    """Check the rated days of a period; call `refresh` before it.
+
+    `anew` computes capacity x rate again; without it the charges are compared with what was recorded at rating, which
+    takes three statements whatever the size of the fleet.
+    """
+    again_of = _Again(connection, period) if anew else _Recorded()
     charged: dict[int, list[ChargedState]] = defaultdict(list)
     for state in reports.charged_states(connection, period):
         charged[state.day_ms].append(state)
@@ -45,7 +49,8 @@ def reconcile(connection: Connection, period: Period) -> Reconciliation:
             place = imported if row.imported else unused if row.state == COMMITMENT_UNUSED else parts[name]
             place.add(row.gpu_ns, cost)
             unpriced_ns += row.gpu_ns if row.currency is None else 0
-        observed_ns = proof.held_ns + proof.unallocated_ns + proof.unavailable_ns
+        # Capacity outside every MIG slice is known to be there, so it counts as observed.
+        observed_ns = proof.capacity_ns - proof.unobserved_ns
         holds = _holds(proof, again, rows)
         days.append(
             DayCheck(
@@ -69,6 +74,16 @@ def reconcile(connection: Connection, period: Period) -> Reconciliation:
         untrue_months=untrue,
         claims=claims.undecided(connection, period),
     )
+
+
+class _Recorded:
+    """Capacity x rate as recorded when its days were rated."""
+
+    def capacity(self, proof: ConservationCheck) -> Sums:
+        """Of one day."""
+        sums = Sums()
+        sums.add(proof.capacity_ns, proof.capacity_cost)
+        return sums
 
 
 class _Again:

@@ -15,8 +15,9 @@ from fakes import two_teams as made
 from fakes.postgres import fresh_database
 from fakes.two_teams import day, two_teams
 from gpuledger_collector.accounting.attribution import fnmatchcase
-from gpuledger_collector.api import handbook, pages, pool_page
+from gpuledger_collector.api import fleet_pages, handbook, list_pages, pages, pool_page
 from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.page_routes import HourlyCache
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_collector.storage.server import backup
@@ -42,20 +43,22 @@ def test_markup_in_names_is_text_on_every_page(marked):
     """Threat: markup in names. Every page that the collector serves, found by itself, shows it escaped."""
     collector, secrets = marked
     names = {"level": "team", "month": MONTH, "owner": "%3Cscript%3Ealert(1)%3C%2Fscript%3E"}
-    names |= {"pool": f"{names['owner']}-pool"}
-    modules = (pages.router, pool_page.router, lambda _: handbook.router(dict))
-    paths = [one.path for router in modules for one in router(ReadContext(None, None, None)).routes]
-    assert {"/", "/docs"} <= set(paths)
+    names |= {"pool": f"{names['owner']}-pool", "job": f"{names['owner']}-1"}
+    context, outlook = ReadContext(None, None, None), HourlyCache(list)
+    routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
+    routers += [module.router(context) for module in (list_pages, pool_page)]
+    paths = [route.path for router in (*routers, handbook.router(dict)) for route in router.routes]
+    assert {"/", "/docs", "/idle", "/anomalies", "/jobs", "/demand", "/trust"} <= set(paths)
     showing = 0
     for path in paths:
-        asked = re.sub(r"{(\w+)(:path)?}", lambda found: names[found[1]], path)
+        asked = re.sub(r"{(\w+)(:\w+)?}", lambda found: names[found[1]], path)
         status, headers, text = collector.request("GET", asked, headers={"Authorization": f"Bearer {secrets['admin']}"})
         assert status < 500, asked
         assert "<script" not in str(text).lower(), asked
         showing += "&lt;script&gt;" in str(text)
         if "html" in headers.get("Content-Type", ""):
             assert "default-src 'none'" in headers["Content-Security-Policy"], asked
-    assert showing >= 3
+    assert showing >= 8
 
 
 def test_markup_in_the_report_of_a_run_is_text(marked):

@@ -25,7 +25,7 @@ from gpuledger_agent.daemon import LineFormatter
 from gpuledger_agent.diagnostics import once_text
 from gpuledger_collector.cli import build
 from gpuledger_collector.config import toml
-from gpuledger_collector.export import beancount, html, plots
+from gpuledger_collector.export import beancount, html, plots, site
 from gpuledger_collector.export.cells import rows_as
 from gpuledger_collector.logs import escaped
 from gpuledger_collector.notifications import budget_mail, digest_mail
@@ -357,9 +357,9 @@ def test_every_name_has_its_pages(named, name: str) -> None:
     collector, secret, rename = named
     rename(name)
     known = {"Authorization": f"Bearer {secret}"}
-    statement, pool = html.statement_path("team", name, MONTH), html.pool_path(name)
+    statement, pool = site.statement_path("team", name, MONTH), site.pool_path(name)
     pages_seen = {}
-    for start in ("/", f"/statements/team/{MONTH}"):
+    for start in ("/", f"/statements/team/{MONTH}", "/idle", "/anomalies", "/jobs", "/demand"):
         status, _, text = collector.request("GET", start, headers=known)
         assert status == 200
         pages_seen[start] = text
@@ -388,11 +388,11 @@ def test_no_address_answers_for_another_name(named) -> None:
     collector, secret, rename = named
     rename("harmless")
     known = {"Authorization": f"Bearer {secret}"}
-    for path in (html.statement_path("team", "vision", MONTH), html.pool_path("harmless")):
+    for path in (site.statement_path("team", "vision", MONTH), site.pool_path("harmless")):
         assert collector.request("GET", path, headers=known)[0] == 200
     for path in (
-        html.statement_path("team", "vision\n", MONTH),
-        html.pool_path("harmless\n"),
+        site.statement_path("team", "vision\n", MONTH),
+        site.pool_path("harmless\n"),
         "/v1/scaling/harmless%0A",
         "/v1/scaling/a%2Fb",
     ):

@@ -26,6 +26,7 @@ MONTH = day(-2)[:7]
 QUERY = f"from={day(-4)}&to={day(-1)}&all=true"
 ECHOES = (
     f"&#39;{FOREIGN}&#39; was billed nothing",
+    f"No job has the key, the id or the name &#39;{FOREIGN}-1&#39;",
     f"no accelerator is called 'GPU-{FOREIGN}'",
     f"no accelerator was on node '{FOREIGN}-node'",
 )
@@ -67,7 +68,9 @@ def addresses(fleet):
     asked = [f"{path.format(**named)}?{QUERY}" for path in found]
     asked += [f"/v1/chargeback?{QUERY}{by}" for by in BY]
     asked += [f"/v1/samples?{QUERY}&step=3600&gpu=GPU-{FOREIGN}", f"/v1/samples?{QUERY}&step=3600&node={FOREIGN}-node"]
-    return [*asked, "/", f"/pools/{FOREIGN}-pool", f"/statements/team/{FOREIGN}/{MONTH}", f"/statements/team/{MONTH}"]
+    shown = ["/", f"/pools/{FOREIGN}-pool", f"/statements/team/{FOREIGN}/{MONTH}", f"/statements/team/{MONTH}"]
+    shown += ["/idle", "/anomalies", "/jobs", f"/jobs/{FOREIGN}-1", f"/jobs/{OWN}-1", "/demand", "/trust"]
+    return [*asked, *shown, *(f"{path}?period={MONTH}&format=csv" for path in ("/idle", "/anomalies", "/jobs"))]
 
 
 @pytest.fixture
@@ -114,6 +117,9 @@ def test_with_every_filter_gone_a_viewer_sees_nothing_foreign(fleet, addresses, 
         "/v1/runs",
         "/v1/series",
         "/",
+        "/idle",
+        "/anomalies",
+        "/jobs",
     }
 
 
@@ -126,7 +132,8 @@ def test_without_the_wall_the_sabotage_would_show(fleet, addresses, sabotaged, m
 
 def test_the_answers_are_the_same_with_and_without_it(fleet, addresses, monkeypatch):
     """Behind the wall a viewer reads what the filters of the code let through, to the cent."""
-    plain = [path for path in addresses if path != "/"]
+    # Pages say at what second they were made.
+    plain = [path for path in addresses if path.startswith("/v1/") or "format=csv" in path]
     walled = {path: ask(fleet, path)[::2] for path in plain}
     monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
     for path in plain:

@@ -31,6 +31,11 @@ class Fleet:
     newest_ms: int | None
     """When anything was last heard of any node."""
 
+    @property
+    def reports(self) -> bool:
+        """Whether any node is heard of now; otherwise nothing that is so now is known."""
+        return self.nodes > self.silent
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -40,7 +45,10 @@ class Node:
     seen_ms: int
     status: str
     detail: str
-    accelerators: int
+    gpu_micro: int
+    """GPUs on it, whole devices in millionths."""
+    slices: int
+    """How many of its accelerators are a part of a device (MIG)."""
 
 
 def daily_by_team(
@@ -50,7 +58,7 @@ def daily_by_team(
 
     Corrections are left out.
     """
-    where = "".join(f" AND {LEVEL_COLUMNS[level]} = %s" for level in owner)
+    where = "".join(f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %s" for level in owner)
     rows = connection.execute(
         "SELECT l.currency, coalesce(o.team, ''), l.day_ms, sum(l.cost_micro) FROM ledger_day l "
         "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' "
@@ -105,17 +113,35 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
 
 
 def nodes(connection: Connection) -> list[Node]:
-    """List the nodes that need attention first, at most MAX_NODES."""
+    """List the nodes that need attention first, at most MOST_NODES."""
     rows = connection.execute(
-        """
+        f"""
         SELECT n.name, (extract(epoch FROM n.last_seen_at) * 1000)::bigint, n.status, n.status_detail,
-            count(c.accelerator_id)
+            coalesce(sum(a.gpu_micro), 0)::bigint, count(a.id) FILTER (WHERE a.gpu_micro < {MICRO})
         FROM node n LEFT JOIN capacity c ON c.node_id = n.id AND c.out_ms IS NULL
+            LEFT JOIN accelerator a ON a.id = c.accelerator_id
         GROUP BY n.id ORDER BY (n.status <> 'ok') DESC, n.last_seen_at, n.name LIMIT %s
         """,
         (MOST_NODES,),
     )
     return [Node(*row) for row in rows]
+
+
+def backlog(connection: Connection, before_ms: int) -> int | None:
+    """Start of the first hour or day before an instant that is still to be added up; None: there is none.
+
+    What waits for evidence that retention has removed is never added up again.
+    """
+    row = connection.execute(
+        """
+        SELECT least(
+            (SELECT min(hour_ms) FROM hour_recompute h WHERE hour_ms < %(before)s AND NOT EXISTS (
+                SELECT FROM expired_day e WHERE h.hour_ms >= e.day_ms AND h.hour_ms < e.day_ms + 172800000)),
+            (SELECT min(day_ms) FROM day_recompute WHERE day_ms + 86400000 <= %(before)s))
+        """,
+        {"before": before_ms},
+    ).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
 
 
 def has_prices(connection: Connection) -> bool:

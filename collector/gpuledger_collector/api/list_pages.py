@@ -1,0 +1,255 @@
+"""GET /idle, /anomalies and /jobs: findings and jobs as pages and as CSV, narrowed by period and owner.
+
+The rows are those of `gpuledger idle`, `gpuledger anomalies` and `gpuledger runs`, as the jobs have stored them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import RedirectResponse
+
+from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
+from gpuledger_collector.api.auth.principal import Denied, visible
+from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.page_routes import (
+    NoPage,
+    PageRoute,
+    View,
+    csv_file,
+    page,
+    require_view,
+)
+from gpuledger_collector.export import html
+from gpuledger_collector.export.cells import csv_of
+from gpuledger_collector.export.findings import (
+    ANOMALY_COLUMNS,
+    ANOMALY_NUMBERS,
+    IDLE_COLUMNS,
+    IDLE_NUMBERS,
+    anomaly_facts,
+    anomaly_row,
+    counted,
+    idle_facts,
+    idle_row,
+)
+from gpuledger_collector.export.runs import LIST_COLUMNS, LIST_NUMBERS, UNITS, as_html, list_row, receipt_csv
+from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
+from gpuledger_collector.services.node_health import SILENT_MS
+from gpuledger_collector.services.run_report import chief_unit_costs, report_run
+from gpuledger_collector.storage.access.row_level_security import as_viewer
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.findings.recommendations import workloads_called
+from gpuledger_collector.storage.ledger import overview, runs, zones
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.notifications.finding_notifications import idle_workloads
+from gpuledger_collector.storage.notifications.finding_rules import reclaim_command
+from gpuledger_common.plurals import plural
+
+SHOWN = 100
+"""Rows of a page; CSV has all of them."""
+ANOMALY_DAYS = 30
+ORDERS = {"cost": "dearest first", "waste": "most idle cost first", "newest": "newest first"}
+
+
+def router(context: ReadContext) -> APIRouter:
+    """The pages."""
+    routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
+    wanted = require_view(context.keys)
+
+    @routes.get(IDLE)
+    def idle(view: View = wanted) -> Response:
+        """Idle GPUs now, or of a period."""
+        return idle_page(context, view)
+
+    @routes.get(ANOMALIES)
+    def anomalies(view: View = wanted) -> Response:
+        """Unusual spending of the last days, or of a period."""
+        return anomalies_page(context, view)
+
+    @routes.get(JOBS)
+    def jobs(name: str = "", sort: str = "cost", view: View = wanted) -> Response:
+        """Jobs that were charged in a period; `name`: those of one name."""
+        return jobs_page(context, view, name, sort)
+
+    @routes.get("/jobs/{job:name}")
+    def job(job: str, key: str = "", view: View = wanted) -> Response:
+        """The receipt of a job, by its key, its id at the scheduler or its name."""
+        return job_page(context, view, job or key)
+
+    return routes
+
+
+def idle_page(context: ReadContext, view: View) -> Response:
+    """Idle GPUs with what they cost and the command that gives each back. Without a period: what is idle now."""
+    now_ms = context.now_ms
+    is_now = not view.filters.period
+    with context.database.transaction(read_only=True) as connection:
+        # Ends are not included: one millisecond is what is ongoing at this instant.
+        span = view.period(zones.calendar(connection), Period(now_ms, now_ms + 1))
+        with as_viewer(connection, view.reader.owner):
+            rows = visible(findings.named(connection, "idle", span.start_ms, span.end_ms), view.scope)
+        rows = [row for row in rows if not is_now or row["resolved_ms"] is None]
+        if view.wants_csv:
+            return csv_file(csv_of(IDLE_COLUMNS, map(idle_row, rows), IDLE_NUMBERS), "idle", view.filters.period)
+        # Beyond the rights of a viewer, and shown for what it sees alone.
+        workloads = {workload.workload_id: workload for workload in idle_workloads(connection, now_ms)}
+        looked_ms = findings.progress(connection, "idle")
+        fleet = overview.fleet(connection, now_ms - SILENT_MS)
+        site = view.site(connection, IDLE, now_ms, default_period="now", has_csv=True)
+    ongoing = [row for row in rows if row["resolved_ms"] is None]
+    shown = []
+    for row in rows[:SHOWN]:
+        workload = workloads.get(row["workload_id"]) if row["resolved_ms"] is None else None
+        command = "" if workload is None else reclaim_command(workload)
+        shown.append(idle_facts(row, now_ms, command, workload is not None and not workload.is_entirely_idle))
+    text = html.render(
+        "idle.html",
+        site=site,
+        now=format_instant(now_ms - now_ms % 1000),
+        is_now=is_now,
+        is_known=looked_ms is not None and (bool(rows) or not is_now or fleet.reports),
+        silent=_silent_text(fleet, view.owner is None) if is_now else "",
+        looked=None if looked_ms is None else format_instant(looked_ms - looked_ms % 1000),
+        rows=shown,
+        left_out=len(rows) - len(shown),
+        count=len(rows),
+        counted=counted(rows) if is_now else plural(len(rows), "finding"),
+        ongoing=len(ongoing),
+        so_far=_sum(rows, "cost_micro"),
+        per_day=_sum(ongoing, "per_day_micro"),
+        unpriced=sum(row["currency"] is None for row in rows),
+    )
+    return page(text, site=site)
+
+
+def _silent_text(fleet: overview.Fleet, shows_fleet: bool) -> str:
+    """The nodes of which nothing is known now, in a sentence; how many there are only to who sees them all."""
+    if not fleet.silent:
+        return "" if fleet.nodes else "No node reports here: what its GPUs do is not known."
+    whose = f"{fleet.silent} of {fleet.nodes}" if shows_fleet else "Some"
+    return f"{whose} nodes are silent: what is idle on them now is not known."
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
+    """Micro-units by currency; what has no price is in none."""
+    sums: Counter[str] = Counter()
+    for row in rows:
+        if row["currency"] is not None and row[name] is not None:
+            sums[row["currency"]] += row[name]
+    return dict(sums)
+
+
+def anomalies_page(context: ReadContext, view: View) -> Response:
+    """Unusual spending, each episode with its cause and the jobs that moved it."""
+    now_ms = context.now_ms
+    with context.database.transaction(read_only=True) as connection:
+        span = view.period(zones.calendar(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1))
+        with as_viewer(connection, view.reader.owner):
+            rows = visible(findings.named(connection, "anomaly", span.start_ms, span.end_ms), view.scope)
+        looked_ms = findings.progress(connection, "anomaly")
+        site = view.site(connection, ANOMALIES, now_ms, default_period=f"last {ANOMALY_DAYS} days", has_csv=True)
+    if view.wants_csv:
+        text = csv_of(ANOMALY_COLUMNS, map(anomaly_row, rows), ANOMALY_NUMBERS)
+        return csv_file(text, "anomalies", view.filters.period)
+    text = html.render(
+        "anomalies.html",
+        site=site,
+        now=format_instant(now_ms - now_ms % 1000),
+        looked=None if looked_ms is None else format_instant(looked_ms - looked_ms % 1000),
+        rows=[anomaly_facts(row) for row in rows[:SHOWN]],
+        left_out=max(len(rows) - SHOWN, 0),
+        count=len(rows),
+        ongoing=sum(row["resolved_ms"] is None for row in rows),
+    )
+    return page(text, site=site)
+
+
+def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Response:
+    """Jobs of a period with what they held, what of it was idle, and what they cost."""
+    if order not in ORDERS:
+        raise ValueError(f"sort: {order!r} is none of {', '.join(ORDERS)}")
+    now_ms = context.now_ms
+    with context.database.transaction(read_only=True) as connection:
+        calendar = zones.calendar(connection)
+        month = calendar.month_of(now_ms)
+        span = view.period(calendar, calendar.month(month))
+        with as_viewer(connection, view.reader.owner):
+            rows = sorted(runs.listed(connection, span, view.owner or {}, name or None), key=_order(order))
+        units = chief_unit_costs(connection, rows if view.wants_csv else rows[:SHOWN], span)
+        site = view.site(
+            connection,
+            JOBS,
+            now_ms,
+            has_csv=True,
+            extra={"name": name, "sort": "" if order == "cost" else order},
+        )
+    if view.wants_csv:
+        listed = (list_row(row, units.get((row.workload_id, row.currency))) for row in rows)
+        return csv_file(csv_of(LIST_COLUMNS, listed, LIST_NUMBERS), "jobs", view.filters.period or month)
+    text = html.render(
+        "jobs.html",
+        site=site,
+        now=format_instant(now_ms - now_ms % 1000),
+        name=name,
+        period=view.filters.period or month,
+        rows=[(row, units.get((row.workload_id, row.currency))) for row in rows[:SHOWN]],
+        left_out=max(len(rows) - SHOWN, 0),
+        count=len({row.workload_id for row in rows}),
+        orders=[
+            (text, site.with_filters(sort="" if key == "cost" else key), key == order) for key, text in ORDERS.items()
+        ],
+        with_units=bool(units),
+        unit_names=UNITS,
+    )
+    return page(text, site=site)
+
+
+def _order(order: str) -> Any:
+    keys = {
+        "cost": lambda row: (-(row.cost_micro or 0), -row.gpu_ns, row.key),
+        "waste": lambda row: (-(row.idle_cost_micro or 0), -row.idle_ns, row.key),
+        "newest": lambda row: (-row.start_ms, row.key),
+    }
+    return keys[order]
+
+
+def job_page(context: ReadContext, view: View, name: str) -> Response:
+    """The receipt of a job; of several of one name their list. Raises NoPage, Denied."""
+    with context.database.transaction(read_only=True) as connection:
+        with as_viewer(connection, view.reader.owner):
+            found = workloads_called(connection, name)
+        if not found:
+            raise NoPage(f"No job has the key, the id or the name {name!r}, or nothing is charged for it yet.")
+        if len(found) > 1:
+            return RedirectResponse(address(JOBS, {**view.filters.parameters(), "name": name}), 303)
+        number, key, *_ = found[0]
+        now_ms = context.now_ms
+        is_viewer = view.reader.owner is not None
+        if is_viewer:
+            _require_own(connection, view.reader.owner or {}, number, now_ms)
+        report = report_run(connection, number, "day", now_ms)
+        if report is None:
+            raise NoPage(f"Nothing is charged for {key} yet: rating follows a minute after its evidence.")
+        if is_viewer and view.reader.owner != {"team": report.team}:
+            # Other runs of its name and team, of which some may be another's.
+            report = replace(report, peers=(), scaling=())
+        path, _, is_dots = job_path(key).partition("?")
+        narrowed = replace(view, filters=replace(view.filters, owner={"team": report.team} if report.team else {}))
+        extra = {"key": key} if is_dots else {}
+        site = narrowed.site(connection, path, now_ms, has_csv=True, is_filtered=False, periods=(), extra=extra)
+    if view.wants_csv:
+        return csv_file(receipt_csv(report), "job")
+    return page(as_html(report, site), site=site)
+
+
+def _require_own(connection: Connection, owner: Mapping[str, str], number: int, now_ms: int) -> None:
+    """Raise Denied unless everything that is charged for a job is charged to this owner."""
+    ever = Period(0, now_ms + DAY_MS)
+    own, whole = (runs.listed(connection, ever, levels, ids=[number]) for levels in (owner, {}))
+    if not own or sum(row.gpu_ns for row in own) != sum(row.gpu_ns for row in whole):
+        raise Denied(403, "a part of this job is charged to others, and this token sees one owner's part only")

@@ -1,0 +1,214 @@
+"""What the pages share: who reads them, what an address narrows them to, answers as pages and as CSV.
+
+Pages are rendered without scripts. Reading rates nothing, so a page says up to when the ledger is rated. Who may read
+is decided as in api.context; a browser sends the token as the password of HTTP Basic, with any user name.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, format_date, parse_period
+from gpuledger_collector.api.auth.keys import Keys
+from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error
+from gpuledger_collector.export import html
+from gpuledger_collector.export.site import Filters, Site
+from gpuledger_collector.services.statement import NoStatement
+from gpuledger_collector.storage.billing import statements as stored
+from gpuledger_collector.storage.ledger import overview, zones
+from gpuledger_collector.storage.locks import Connection
+
+MAX_MONTHS = 13
+WAIT_SECONDS = 0.02
+"""How long a page waits for a value that takes seconds."""
+ANOTHER_OWNER = "this token sees another owner's part of the ledger only"
+BASIC = "Basic "
+CHALLENGE = 'Basic realm="GPU Ledger: any user name, your token as the password", charset="UTF-8"'
+HEADERS = {"Cache-Control": "no-store"}
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class HourlyCache(Generic[T]):
+    """A slow value, computed once an hour on a thread, because a page must not wait for it."""
+
+    compute: Callable[[], T]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    value: tuple[int, T] | None = None
+    thread: threading.Thread | None = None
+
+    def get(self, now_ms: int, wait_s: float = WAIT_SECONDS) -> T | None:
+        """The latest value, an older one while it is recomputed, None while there is none."""
+        hour = now_ms // HOUR_MS
+        with self.lock:
+            # One thread at a time, however many pages ask; while it runs the older value is shown.
+            if (self.value is None or self.value[0] != hour) and (self.thread is None or not self.thread.is_alive()):
+                self.thread = threading.Thread(target=self._run, args=(hour,), name="hourly-cache", daemon=True)
+                self.thread.start()
+            thread = self.thread if self.value is None else None
+        if thread is not None:
+            thread.join(wait_s)
+        return None if self.value is None else self.value[1]
+
+    def _run(self, hour: int) -> None:
+        try:
+            self.value = (hour, self.compute())
+        except Exception as error:  # a page without a forecast is better than no page
+            log.warning("the forecast of a page failed: %s", error)
+
+
+class NoPage(Exception):
+    """There is nothing at an address; the message says why, in a sentence."""
+
+
+class PageRoute(APIRoute):
+    """A route whose answer is a page, also for errors."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler with errors as pages."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except (NoPage, NoStatement) as error:
+                return error_page(404, str(error))
+            except Exception as error:
+                answer = as_http_error(error)
+                if answer is None:
+                    raise
+                if answer.status_code == 503:
+                    log.warning("a page failed: %s", error)
+                return error_page(answer.status_code, str(answer.detail))
+
+        return handle
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a page shows to its reader: the part of `owner` (None: of everybody), as narrowed by the address.
+
+    Rows are read with the rights of the reader, and then narrowed: `owner` may be less than the reader may see.
+    """
+
+    reader: Principal
+    owner: Mapping[str, str] | None = None
+    filters: Filters = field(default_factory=Filters)
+    wants_csv: bool = False
+    is_still: bool = False
+
+    @classmethod
+    def of(cls, reader: Principal, parameters: Mapping[str, str]) -> View:
+        """Narrow a reader to what an address asks for. Raises Denied where that is another's part."""
+        filters = Filters.of(parameters)
+        # Nobody's time is stored under an empty team.
+        wanted = {level: "" if name == UNATTRIBUTED else name for level, name in filters.owner.items()}
+        own = reader.owner or {}
+        if any(own.get(level, name) != name for level, name in wanted.items()):
+            raise Denied(403, ANOTHER_OWNER)
+        return cls(
+            reader,
+            {**own, **wanted} or None,
+            filters,
+            parameters.get("format") == "csv",
+            parameters.get("reload") == "off",
+        )
+
+    @property
+    def scope(self) -> Principal:
+        """A reader who may see exactly what is shown."""
+        return Principal("viewer", self.reader.name, owner=self.owner)
+
+    def period(self, calendar: Calendar, default: Period) -> Period:
+        """The days that the address names. Raises ValueError."""
+        return calendar.named(parse_period(self.filters.period)) if self.filters.period else default
+
+    def site(self, connection: Connection, path: str, now_ms: int, **more: Any) -> Site:
+        """The frame of a page."""
+        calendar = zones.calendar(connection)
+        months = stored.months(connection)
+        now = calendar.month_of(now_ms)
+        return Site(
+            path=path,
+            month=self.filters.period if self.filters.period in months else now,
+            sees_fleet=self.reader.owner is None,
+            filters=self.filters,
+            is_still=self.is_still,
+            **{"periods": months[:MAX_MONTHS], "being_made": backlog_text(connection, now_ms), **more},
+        )
+
+
+def backlog_text(connection: Connection, now_ms: int) -> str:
+    """What of the past is not added up yet, in a sentence; empty when all is."""
+    since_ms = overview.backlog(connection, now_ms // HOUR_MS * HOUR_MS)
+    return "" if since_ms is None else f"New evidence from {format_date(since_ms)} on is being added up"
+
+
+def require_page_reader(keys: Keys) -> Any:
+    """A dependency: the reader behind the request of a page, by a bearer token or by HTTP Basic."""
+
+    def reader(request: Request) -> Principal:
+        return keys.person(request, bearer_header(request.headers.get("authorization", "")))
+
+    return Depends(reader)
+
+
+def require_view(keys: Keys, *, fleet: bool = False) -> Any:
+    """A dependency: what the reader behind the request wants to see; `fleet`: one who sees everything."""
+
+    def view(request: Request) -> View:
+        principal = keys.person(request, bearer_header(request.headers.get("authorization", "")))
+        if fleet:
+            principal.require_fleet()
+        return View.of(principal, request.query_params)
+
+    return Depends(view)
+
+
+def bearer_header(header: str) -> str:
+    """The header as a bearer's: the password of HTTP Basic, which browsers ask for, is the token."""
+    if not header.startswith(BASIC):
+        return header
+    try:
+        plain = base64.b64decode(header.removeprefix(BASIC), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    # Any user name: browsers always ask for one.
+    return f"Bearer {plain.partition(':')[2]}"
+
+
+def page(text: str, status: int = 200, site: Site | None = None) -> Response:
+    """A page with the headers that keep foreign content out of it, and that reload it while something is computed."""
+    headers = {**HEADERS, "Content-Security-Policy": f"{html.policy()}; frame-ancestors 'none'"}
+    if site is not None and site.reloads:
+        headers["Refresh"] = str(site.seconds)
+    return Response(text, status, headers, "text/html; charset=utf-8")
+
+
+def csv_file(text: str, *names: str) -> Response:
+    """CSV to save, under a name of these parts."""
+    name = "-".join(("gpuledger", *filter(None, names)))
+    headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return Response(text, 200, headers, "text/csv; charset=utf-8")
+
+
+def error_page(status: int, sentence: str) -> Response:
+    """A page that says why there is nothing to see, and what to do."""
+    response = page(html.render("refused.html", status=status, sentence=sentence), status)
+    if status == 401:
+        response.headers["WWW-Authenticate"] = CHALLENGE
+    if status == 503:
+        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+    return response

@@ -1,0 +1,167 @@
+"""The frame of the collector's pages: where one page leads, with the same period and owner, and as CSV.
+
+Every choice is part of the address, so that an address can be passed on; nothing is kept in the browser.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote, urlencode
+
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.owner_tree import LEVELS
+
+DOTS = {".", ".."}
+"""Names that no path can hold, for a browser takes them for steps through a folder."""
+JOBS, IDLE, ANOMALIES, DEMAND, TRUST = "/jobs", "/idle", "/anomalies", "/demand", "/trust"
+RELOAD_SECONDS = 15
+
+
+def address(path: str, parameters: Mapping[str, str]) -> str:
+    """A path with its parameters; empty ones are left out."""
+    query = urlencode({name: value for name, value in parameters.items() if value}, quote_via=quote)
+    return f"{path}?{query}" if query else path
+
+
+def statement_path(level: str, owner: str, month: str) -> str:
+    """Where the collector serves a statement."""
+    if owner in DOTS:
+        return f"/statements/{quote(level, safe='')}/{quote(month, safe='')}?owner={owner}"
+    return f"/statements/{quote(level, safe='')}/{quote(owner, safe='')}/{quote(month, safe='')}"
+
+
+def pool_path(pool: str) -> str:
+    """Where the collector serves a pool's page."""
+    return address("/pools/", {"name": pool}) if pool in DOTS else f"/pools/{quote(pool, safe='')}"
+
+
+def job_path(name: str, narrowed: Mapping[str, str] | None = None) -> str:
+    """Where the collector serves the receipt of a job, by its key or its name; `narrowed` where several have it."""
+    if name in DOTS:
+        return address("/jobs/", {"key": name, **(narrowed or {})})
+    return address(f"/jobs/{quote(name, safe='')}", narrowed or {})
+
+
+def anchor(key: str) -> str:
+    """The id of an element about a finding."""
+    return f"f{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What a page is narrowed to: a period as `--period` writes it (empty: the page's own), and an owner by level."""
+
+    period: str = ""
+    owner: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> Filters:
+        """Read them from the parameters of an address."""
+        owner = {level: parameters[level] for level in LEVELS if parameters.get(level)}
+        return cls(parameters.get("period", ""), owner)
+
+    @property
+    def owner_name(self) -> str:
+        """`team vision`; empty for everybody."""
+        return ", ".join(f"{level} {name}" for level, name in self.owner.items())
+
+    def parameters(self) -> dict[str, str]:
+        """As parameters of an address."""
+        return {"period": self.period, **self.owner}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link, and whether it leads to what is shown already."""
+
+    name: str
+    path: str
+    is_here: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What surrounds a page. `path`: its address without parameters; `extra`: its parameters besides the filters.
+
+    `periods` are offered as choices; `default_period` names what an empty one means, where that is not this month.
+    `being_made` says what is still being computed; the page reloads itself until that is empty, unless `is_still`.
+    """
+
+    path: str
+    month: str = ""
+    """For the link to the statements; empty: those of this month."""
+    sees_fleet: bool
+    filters: Filters = field(default_factory=Filters)
+    extra: Mapping[str, str] = field(default_factory=dict)
+    is_filtered: bool = True
+    """Whether the filters are parameters of this address; they may be parts of its path."""
+    periods: Sequence[str] = ()
+    default_period: str = ""
+    has_csv: bool = False
+    being_made: str = ""
+    is_still: bool = False
+    seconds: int = RELOAD_SECONDS
+
+    @property
+    def links(self) -> list[Link]:
+        """The pages, each narrowed as this one is."""
+        here = "/" + self.path.split("/")[1]
+        here = DEMAND if here == "/pools" else here
+        (level, owner), *_ = *self.filters.owner.items(), ("team", "")
+        bill = f"/statements/{level}/{self.month}" if self.month else "/statements"
+        if owner and self.month:
+            bill = statement_path(level, owner, self.month)
+        pages = [("Overview", "/"), ("Statements", bill), ("Jobs", JOBS), ("Idle GPUs", IDLE), ("Anomalies", ANOMALIES)]
+        pages += [("Demand", DEMAND), ("Trust", TRUST)] if self.sees_fleet else []
+        pages += [("API", "/docs")]
+        return [Link(name, self._narrowed(path), "/" + path.split("/")[1] == here) for name, path in pages]
+
+    def _narrowed(self, path: str) -> str:
+        """The address of another page, with the filters that it understands."""
+        if path.startswith("/statements") or path in {DEMAND, "/docs"}:
+            return path
+        if path == TRUST:
+            return address(path, {"period": self.filters.period})
+        return address(path, self.filters.parameters())
+
+    def with_filters(self, **changes: str) -> str:
+        """This page with other parameters."""
+        filters = self.filters.parameters() if self.is_filtered else {}
+        return address(self.path, {**self.extra, **filters, **changes})
+
+    @property
+    def choices(self) -> list[Link]:
+        """The periods to choose from; first the page's own default, where it is no month."""
+        shown = self.filters.period or ("" if self.default_period else self.month)
+        default = [Link(self.default_period, self.with_filters(period=""), not self.filters.period)]
+        return [
+            *(default if self.default_period else []),
+            *(Link(name, self.with_filters(period=name), name == shown) for name in self.periods),
+        ]
+
+    @property
+    def everybody_path(self) -> str:
+        """This page without the owner."""
+        return address(self.path, {**self.extra, "period": self.filters.period})
+
+    @property
+    def csv_path(self) -> str:
+        """The same as CSV."""
+        return self.with_filters(format="csv")
+
+    @property
+    def still_path(self) -> str:
+        """This page without reloading."""
+        return self.with_filters(reload="off")
+
+    @property
+    def reloads(self) -> bool:
+        """Whether the page reloads itself."""
+        return bool(self.being_made) and not self.is_still
+
+
+def owner_filter(team: str) -> Mapping[str, str]:
+    """The filter that a team's name in a table leads to."""
+    return {"team": team or UNATTRIBUTED}
