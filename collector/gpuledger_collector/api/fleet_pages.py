@@ -17,7 +17,7 @@ from gpuledger_collector.api.page_routes import HourlyCache, PageRoute, View, cs
 from gpuledger_collector.api.pages import PoolOutlook, being_forecast, pool_facts
 from gpuledger_collector.export import html, proof
 from gpuledger_collector.export.cells import csv_of, names
-from gpuledger_collector.export.site import DEMAND, TRUST
+from gpuledger_collector.export.site import DEMAND, TRUST, pool_path
 from gpuledger_collector.insight.forecast_history import ForecastRecord
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.billing import periods
@@ -71,7 +71,8 @@ def demand_page(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], v
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
         pools=None if pools is None else [pool_facts(pool) for pool in pools],
-        records=[_accuracy(record) for record in records],
+        # A pool that nobody has held lately has no page of its own.
+        records=[_accuracy(record, {pool.name for pool in pools or ()}) for record in records],
     )
     return page(text, site=site)
 
@@ -89,9 +90,10 @@ def outlook_rows(pools: Sequence[PoolOutlook]) -> list[Mapping[str, object]]:
     return rows
 
 
-def _accuracy(record: ForecastRecord) -> dict[str, object]:
+def _accuracy(record: ForecastRecord, current: set[str]) -> dict[str, object]:
     return {
         "pool": record.series,
+        "path": pool_path(record.series) if record.series in current else None,
         "forecasts": record.forecasts,
         "hours": record.hours,
         "inside": html.UNKNOWN if record.inside is None else html.percent(record.inside),

@@ -229,15 +229,16 @@ def job_page(context: ReadContext, view: View, name: str) -> Response:
             return RedirectResponse(address(JOBS, {**view.filters.parameters(), "name": name}), 303)
         number, key, *_ = found[0]
         now_ms = context.now_ms
-        is_viewer = view.reader.owner is not None
-        if is_viewer:
-            _require_own(connection, view.reader.owner or {}, number, now_ms)
+        owner = view.reader.owner
+        if owner is not None and key not in _own_keys(connection, owner, [key], now_ms):
+            raise Denied(403, "a part of this job is charged to others, and this token sees one owner's part only")
         report = report_run(connection, number, "day", now_ms)
         if report is None:
             raise NoPage(f"Nothing is charged for {key} yet: rating follows a minute after its evidence.")
-        if is_viewer and view.reader.owner != {"team": report.team}:
-            # Other runs of its name and team, of which some may be another's.
-            report = replace(report, peers=(), scaling=())
+        if owner is not None:
+            own = _own_keys(connection, owner, [peer.key for peer in report.peers], now_ms)
+            peers = [peer for peer in report.peers if peer.key in own]
+            report = replace(report, peers=peers, scaling=report.scaling if len(peers) == len(report.peers) else ())
         path, _, is_dots = job_path(key).partition("?")
         narrowed = replace(view, filters=replace(view.filters, owner={"team": report.team} if report.team else {}))
         extra = {"key": key} if is_dots else {}
@@ -247,9 +248,18 @@ def job_page(context: ReadContext, view: View, name: str) -> Response:
     return page(as_html(report, site), site=site)
 
 
-def _require_own(connection: Connection, owner: Mapping[str, str], number: int, now_ms: int) -> None:
-    """Raise Denied unless everything that is charged for a job is charged to this owner."""
+def _own_keys(connection: Connection, owner: Mapping[str, str], keys: Sequence[str], now_ms: int) -> set[str]:
+    """Those of these jobs that are charged to this owner alone."""
     ever = Period(0, now_ms + DAY_MS)
-    own, whole = (runs.listed(connection, ever, levels, ids=[number]) for levels in (owner, {}))
-    if not own or sum(row.gpu_ns for row in own) != sum(row.gpu_ns for row in whole):
-        raise Denied(403, "a part of this job is charged to others, and this token sees one owner's part only")
+    ids = runs.ids_of(connection, keys)
+    with as_viewer(connection, owner):
+        own = _held(runs.listed(connection, ever, owner, ids=ids))
+    whole = _held(runs.listed(connection, ever, {}, ids=ids))
+    return {key for key, gpu_ns in own.items() if gpu_ns == whole[key]}
+
+
+def _held(rows: Sequence[runs.RunRow]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for row in rows:
+        sums[row.key] += row.gpu_ns
+    return sums

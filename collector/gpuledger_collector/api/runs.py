@@ -102,7 +102,7 @@ def _record(database: Database, name: str, report: Progress, sender: Principal, 
         at_ms, started_ms = (None if text is None else parse_instant(text) for text in (report.at, report.started_at))
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
-    values = report.model_dump(include=REPORTED, exclude_none=True)
+    values = report.model_dump(include=set(REPORTED), exclude_none=True)
     with database.transaction() as connection:
         # A token bound to a node learns nothing of other nodes: their runs are as if they did not exist.
         workloads = recommendations.workloads_called(connection, name, sender.node)

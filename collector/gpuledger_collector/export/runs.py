@@ -45,8 +45,8 @@ READINGS = {
 }
 LIST_COLUMNS = names(
     """
-    run name user team model gpus from to gpu_hours gpu_hours_held_idle cost cost_held_idle currency kwh unit_cost unit units
-    coverage
+    run name user team model gpus from to gpu_hours gpu_hours_held_idle cost cost_held_idle currency kwh unit_cost
+    unit units coverage
     """
 )
 LIST_NUMBERS = frozenset(
@@ -54,7 +54,8 @@ LIST_NUMBERS = frozenset(
 )
 RECEIPT_COLUMNS = names(
     """
-    run pool model rate commitment gpu_hours gpu_hours_used gpu_hours_held_idle gpu_hours_unknown cost cost_held_idle currency
+    run pool model rate commitment gpu_hours gpu_hours_used gpu_hours_held_idle gpu_hours_unknown cost cost_held_idle
+    currency
     """
 )
 UNIT_COLUMNS = names(

@@ -88,7 +88,9 @@ def sabotaged(monkeypatch):
             connection, period, names, apart=separate_corrections
         ),
     )
-    monkeypatch.setattr(runs.runs, "listed", lambda connection, period, _owner, *more: whole(connection, period, {}))
+    monkeypatch.setattr(
+        runs.runs, "listed", lambda connection, period, _owner, *more, **named: whole(connection, period, {}, **named)
+    )
     monkeypatch.setattr(overview, "daily_by_team", lambda connection, period, _owner: by_team(connection, period, {}))
     monkeypatch.setattr(beside, "_seen", lambda *_: True)
     drawn = series.read

@@ -87,6 +87,12 @@ def listed(
     return [RunRow(*row) for row in plain]
 
 
+def ids_of(connection: Connection, keys: Sequence[str]) -> list[int]:
+    """Read the ids of the workloads with these keys."""
+    rows = connection.execute("SELECT id FROM workload WHERE key = ANY(%s) ORDER BY id", (list(keys),))
+    return [int(number) for (number,) in rows]
+
+
 def rows_of(connection: Connection, ids: Sequence[int], period: Period) -> list[RunRow]:
     """Read these workloads over a period, priced rows first."""
     return sorted(listed(connection, period, {}, ids=ids), key=lambda row: row.currency is None)
