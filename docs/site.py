@@ -28,6 +28,7 @@ HOME = "README.md"
 SECTIONS = {
     "Start": [
         "docs/guides/walk.md",
+        "docs/guides/pages.md",
         "docs/what-it-does.md",
         "docs/guides/README.md",
         "docs/guides/coming-from.md",
