@@ -4,7 +4,7 @@
     python -m docs.pictures demo-output http://127.0.0.1:8440    # while `./dev demo` runs: its nodes report
 
 The terminal's text is the commands' own output (demo.svg), and the page is what a browser shows of the collector's `/`
-over the same database (overview.png, where a Chromium is installed), and one of its statements (statement.png). Nothing in them is typed by hand.
+over the same database (overview.png, where a Chromium is installed), and other PAGES). Nothing in them is typed by hand.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from rich.text import Text
 PICTURES = Path(__file__).resolve().parent / "pictures"
 PICTURE = PICTURES / "demo.svg"
 OVERVIEW = PICTURES / "overview.png"
-STATEMENT, OWNER = PICTURES / "statement.png", "vision"
+PAGES = {"overview.png": "/", "idle.png": "/idle", "statement.png": "/statements/team/vision/{month}"}
+"""Pictures of pages, by their address."""
 WIDTH = 92
-PAGE = (1280, 1900)
+PAGE = (1280, 1200)
 """Pixels of the overview's picture: a desk's width, and as far down as a reader looks at first."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
@@ -120,7 +121,7 @@ def photograph(browser: str, address: str, target: Path) -> None:
 
 
 def overview(folder: Path, running: str = "", target: Path = OVERVIEW) -> bool:
-    """The overview page of the demo's ledger as a picture; False where there is no browser to look with.
+    """The overview and the other pages of the demo's ledger as pictures; False where there is no browser.
 
     `running`: the address of a collector that serves it already; else one is started and stopped again.
     """
@@ -133,9 +134,9 @@ def overview(folder: Path, running: str = "", target: Path = OVERVIEW) -> bool:
                 page.read()
             time.sleep(5)
         photograph(browser, f"{address}/", target)
-    statements = sorted((folder / "statements").glob(f"*/{OWNER}.html"))
-    if target == OVERVIEW and statements:
-        photograph(browser, statements[-1].resolve().as_uri(), STATEMENT)
+        others = {name: path for name, path in PAGES.items() if path != "/"} if target == OVERVIEW else {}
+        for name, path in others.items():
+            photograph(browser, address + path.format(month=f"{date.today():%Y-%m}"), PICTURES / name)  # noqa: DTZ011
     return True
 
 

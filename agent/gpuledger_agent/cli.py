@@ -103,7 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; an expected error becomes one line on standard error and an exit code."""
     given = parser().parse_args(arguments)
     try:
-        sys.exit(given.execute(given))
+        code = given.execute(given)
+        sys.stdout.flush()  # here, where a reader that has gone (head) is no error
+        sys.exit(code)
     except SourceUnavailable as error:
         code, message = UNAVAILABLE, str(error)
     except (SettingsError, AgentError) as error:
