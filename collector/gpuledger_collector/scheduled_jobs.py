@@ -46,6 +46,7 @@ from gpuledger_collector.wiring import (
     metering,
     notification_writers,
     now,
+    page_links,
     reclaim_backends,
     retention_days,
     sender,
@@ -110,7 +111,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
     settings, database = c.settings, c.database
     spending = SpendingWatch(database)
     writers = notification_writers(settings)
-    write_budget_mail = partial(budget_mail.write, links=ack_links(settings))
+    write_budget_mail = partial(budget_mail.write, links=ack_links(settings), pages=page_links(settings))
     return [
         Job(
             "watch_budgets",

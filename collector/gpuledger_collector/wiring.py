@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.jobs.expire import RetentionDays
     from gpuledger_collector.jobs.notify_findings import MailWriters
     from gpuledger_collector.jobs.pack_samples import ArchiveRetention
-    from gpuledger_collector.notifications.links import AckLinks
+    from gpuledger_collector.notifications.links import AckLinks, PageLinks
     from gpuledger_collector.notifications.reclaim import ReclaimBackend
     from gpuledger_collector.notifications.sender import Sender
     from gpuledger_collector.notifications.transport import Transport
@@ -398,12 +398,12 @@ def sender(settings: Settings, opened: Database) -> Sender:
             None if settings.mail_ca_file is None else str(settings.mail_ca_file),
         )
     if settings.hooks_file is not None:
-        transports |= {channel: hook(settings, channel) for channel in ("slack", "webhook")}
+        transports |= {channel: hook(settings, channel) for channel in ("slack", "teams", "webhook")}
     return Sender(Outbox(opened), transports, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
 
 
 def hook(settings: Settings, channel: str) -> WebhookTransport:
-    """The configured hooks of a channel: slack or webhook. Raises SettingsError."""
+    """The configured hooks of a channel: slack, teams or webhook. Raises SettingsError."""
     from gpuledger_collector.config.hooks import read_hooks
     from gpuledger_collector.notifications.webhooks import WebhookTransport
 
@@ -421,9 +421,11 @@ def notification_writers(settings: Settings) -> MailWriters:
     from gpuledger_collector.jobs.notify_findings import MailWriters
     from gpuledger_collector.notifications import finding_mail
 
-    links = ack_links(settings)
+    links, pages = ack_links(settings), page_links(settings)
     return MailWriters(
-        partial(finding_mail.idle, links=links), partial(finding_mail.anomaly, links=links), finding_mail.summary
+        partial(finding_mail.idle, links=links, pages=pages),
+        partial(finding_mail.anomaly, links=links, pages=pages),
+        partial(finding_mail.summary, pages=pages),
     )
 
 
@@ -443,6 +445,15 @@ def reclaim_backends(settings: Settings) -> Mapping[str, ReclaimBackend]:
         )
     transport = hook(settings, "webhook")
     return backends | {f"webhook:{name}": WebhookBackend(transport) for name in transport.addresses}
+
+
+def page_links(settings: Settings) -> PageLinks | None:
+    """The addresses of pages in mails; None when it is not configured where people reach this server."""
+    if not settings.public_url:
+        return None
+    from gpuledger_collector.notifications.links import PageLinks
+
+    return PageLinks(settings.public_url)
 
 
 def ack_links(settings: Settings) -> AckLinks | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,14 +21,13 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.budgets import rows, table_row
 from gpuledger_collector.jobs.watch_budgets import Begin, watch_budgets
 from gpuledger_collector.notifications import budget_mail
-from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.budget_status import News
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications.messages import Content
-from gpuledger_collector.wiring import ack_links
+from gpuledger_collector.wiring import ack_links, page_links
 
 app = new_app(name="budgets", help="How far budgets are spent, and when they run out.", invoke_without_command=True)
 COLUMNS = (
@@ -139,21 +139,22 @@ def replay(
         if dry_run:
             # All instants in one transaction: an alert that has fired must be seen by the instants after it.
             with session.database.transaction(dry_run=True) as connection:
-                lines = _replay(lambda: nullcontext(connection), instants, None)
+                lines = _replay(lambda: nullcontext(connection), instants, budget_mail.write)
         else:
-            links = ack_links(load_settings(config, dsn))
-            lines = _replay(partial(session.database.transaction, Lock.BUDGETS), instants, links)
+            settings = load_settings(config, dsn)
+            write = partial(budget_mail.write, links=ack_links(settings), pages=page_links(settings))
+            lines = _replay(partial(session.database.transaction, Lock.BUDGETS), instants, write)
     for line in lines:
         say(line)
     print(f"{len(lines)} alerts" + (" (dry run: nobody is notified)" if dry_run else ""))
 
 
-def _replay(begin: Begin, instants: list[int], links: AckLinks | None) -> list[str]:
+def _replay(begin: Begin, instants: list[int], mail: Callable[[News], Content]) -> list[str]:
     """Watch as of each instant; a line for each new message."""
     lines: list[str] = []
 
     def write(news: News) -> Content:
-        content = budget_mail.write(news, links)
+        content = mail(news)
         lines.append(f"{news.status.budget.calendar.date_of(news.status.known_ms - 1)}  {content.subject}")
         return content
 

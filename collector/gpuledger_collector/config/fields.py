@@ -283,7 +283,7 @@ def _write_micro(micro: int) -> Decimal:
 def _read_recipient(value: object) -> str:
     text = read_text(value)
     if not is_recipient(text):
-        raise refusal("bad_recipient", f"{text!r} is no mail address, slack:NAME or webhook:NAME")
+        raise refusal("bad_recipient", f"{text!r} is no mail address, slack:NAME, teams:NAME or webhook:NAME")
     return text
 
 

@@ -84,7 +84,7 @@ class DeclaredRecipient(Declaration):
     @classmethod
     def _be_a_recipient(cls, address: str) -> str:
         if address != EVERYBODY and not is_recipient(address):
-            raise refusal("bad_recipient", f"{address!r} is no mail address, slack:NAME, webhook:NAME or *")
+            raise refusal("bad_recipient", f"{address!r} is no mail address, slack:NAME, teams:NAME, webhook:NAME or *")
         return address
 
     def to_value(self, source: str, position: int) -> tuple[str, DeliveryRules]:  # noqa: ARG002

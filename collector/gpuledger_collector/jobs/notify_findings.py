@@ -16,7 +16,7 @@ from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.wasted_time import AcceleratorPlace, price_waste
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.storage.billing import price_book
+from gpuledger_collector.storage.billing import budgets, price_book
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import finding_notifications, notification_rules, outbox
@@ -28,6 +28,7 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     AnomalyNotice,
     Contact,
     IdleNotice,
+    IdleWeek,
     IdleWorkload,
     Notification,
     Section,
@@ -270,20 +271,33 @@ class _Run:
                 rows[week] = finding_notifications.idle_between(self._connection, week.start_ms, week.end_ms)
             teams = sorted({row["team"] for row in rows[week]} - own_contact) if contact.team == "*" else [contact.team]
             for team in teams:
-                summary = self._summary(team, rows[week], week, contact.zone)
+                summary = replace(
+                    self._summary(team, rows[week], week, contact.zone),
+                    before=self._week_before(team, week, contact.zone),
+                )
                 idle_ns = sum(usage.gpu_ns for usage in summary.wasted)
                 if idle_ns >= MIN_SUMMARY_GPU_HOURS * GPU_NS_PER_HOUR:
                     key, thread = f"{SUMMARY}/{team}/{week.start_ms}", f"{SUMMARY}/{team}"
                     content = self._writers.summary(summary)
                     self.report.summaries += bool(self._put(key, SUMMARY, contact.leads, content, thread))
 
+    def _week_before(self, team: str, week: Period, zone: str) -> IdleWeek | None:
+        """The idle usage of the team in the week before; None when the ledger did not cover all of it."""
+        before = local_week(zone, week.start_ms - 1)
+        if budgets.known_since(self._connection, before) > before.start_ms:
+            return None
+        rows = finding_notifications.idle_between(self._connection, before.start_ms, before.end_ms)
+        wasted = _wasted_by_workload(rows, team, before, price_book.current(self._connection))
+        costs: dict[str, int] = {}
+        for usage in wasted:
+            if usage.currency is not None and usage.cost_micro is not None:
+                costs[usage.currency] = costs.get(usage.currency, 0) + usage.cost_micro
+        used = [usage for usage in wasted if usage.gpu_ns]
+        is_priced = all(usage.cost_micro is not None for usage in used)
+        return IdleWeek(sum(usage.gpu_ns for usage in used), costs, is_priced)
+
     def _summary(self, team: str, rows: Sequence[Mapping[str, Any]], week: Period, zone: str) -> WeeklySummary:
-        book = price_book.current(self._connection)
-        by_workload: dict[int, list[Mapping[str, Any]]] = {}
-        for row in rows:
-            if row["team"] == team and row["state"] in RECLAIMABLE_STATES and row["workload_id"] is not None:
-                by_workload.setdefault(row["workload_id"], []).append(row)
-        wasted = [_wasted_usage(group, week, book) for group in by_workload.values()]
+        wasted = _wasted_by_workload(rows, team, week, price_book.current(self._connection))
         sent = [
             notification
             for notification in finding_notifications.recent(self._connection, IDLE, week.start_ms)
@@ -325,6 +339,17 @@ def _same_episode(known: Sequence[Notification], finding: Finding, subject: str)
         if finding.key in notification.findings or (notification.deduplication_key in about and overlaps):
             return notification
     return None
+
+
+def _wasted_by_workload(
+    rows: Sequence[Mapping[str, Any]], team: str, week: Period, book: PriceBook
+) -> list[WastedUsage]:
+    """Idle usage of a team inside a week, by workload."""
+    by_workload: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["team"] == team and row["state"] in RECLAIMABLE_STATES and row["workload_id"] is not None:
+            by_workload.setdefault(row["workload_id"], []).append(row)
+    return [_wasted_usage(group, week, book) for group in by_workload.values()]
 
 
 def _wasted_usage(rows: Sequence[Mapping[str, Any]], week: Period, book: PriceBook) -> WastedUsage:

@@ -21,9 +21,10 @@ from gpuledger_collector.accounting.budgets import (
     thresholds,
 )
 from gpuledger_collector.accounting.money import minor_digits, to_minor_units
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.notifications.amounts import csv_text, exact
-from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.templating import environment, named
 from gpuledger_collector.storage.billing.budget_status import IdleNow, News, Status
 from gpuledger_collector.storage.notifications.messages import Content
@@ -31,6 +32,7 @@ from gpuledger_common.escapes import escape_text, neutral
 from gpuledger_common.plurals import plural
 
 PARTS = ("price", "volume", "mix")
+WEEK_DAYS = 7
 BAR_LENGTH = 30
 """Characters of a bar in the text."""
 DRIVER_COLUMNS = (
@@ -48,13 +50,28 @@ DRIVER_COLUMNS = (
 )
 
 
-def write(news: News, links: AckLinks | None = None) -> Content:
-    """Subject, text, HTML and the drivers' CSV; with `links`, a link that acknowledges the alert."""
+def write(news: News, links: AckLinks | None = None, pages: PageLinks | None = None) -> Content:
+    """Subject, text, HTML and the drivers' CSV; with `pages`, a link to the owner's month, with `links` one that
+    acknowledges the alert.
+    """
     status = news.status
     ack = "" if links is None else links.budget(status.budget.id, status.period.start_ms, status.at_ms)
-    facts = {**_facts(news), "ack": ack}
+    page = None if pages is None else _page(status, pages)
+    facts = {**_facts(news), "ack": ack, "open": page}
     text, html = (environment().get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
-    return Content(escape_text(subject(news)), text, html, {"drivers.csv": drivers_csv(news)}, ack)
+    return Content(
+        escape_text(subject(news)), text, html, {"drivers.csv": drivers_csv(news)}, ack, page[1] if page else ""
+    )
+
+
+def _page(status: Status, pages: PageLinks) -> tuple[str, str]:
+    """The owner's statement of the month up to which the ledger is rated; the overview for the whole fleet."""
+    owner = status.budget.owner
+    if not owner:
+        return "Open the overview", pages.overview()
+    level = [level for level in LEVELS if level in owner][-1]
+    last = status.budget.calendar.date_of(min(status.known_ms, status.period.end_ms) - 1)
+    return "Open the statement", pages.statement(level, owner[level], f"{last:%Y-%m}")
 
 
 def subject(news: News) -> str:
@@ -238,7 +255,6 @@ def _changes(news: News, currency: str) -> dict[str, object]:
     drivers, digits = news.drivers, minor_digits(currency)
     changes = to_minor_units([driver.change_micro for driver in drivers], digits)
     splits = [_parts(driver, change, digits) for driver, change in zip(drivers, changes, strict=True)]
-    since = "since the last mail" if news.since_mail else "since the period began"
 
     def signed(units: int) -> str:
         text = _signed(units, currency)
@@ -249,11 +265,37 @@ def _changes(news: News, currency: str) -> dict[str, object]:
         rows = [{**row, "parts": []} for row in rows]
     totals = {name: signed(sum(split[index] for split in splits)) for index, name in enumerate(PARTS)}
     return {
-        "heading": f"{'Where it went' if news.before is None else 'What changed'} {since}",
+        "heading": _comparison(news, sum(changes), currency),
         "drivers": rows,
-        "change": signed(sum(changes)),
         "parts": None if news.before is None else totals,
     }
+
+
+def _comparison(news: News, change: int, currency: str) -> str:
+    """What the compared days cost more or less in words, and what that means for the budget."""
+    since = "since the last mail" if news.since_mail else "since the period began"
+    amount = _signed(abs(change), currency).removeprefix("+")
+    if news.before is None:
+        return f"Where it went {since}: {amount if change >= 0 else _signed(change, currency)}"
+    calendar = news.status.budget.calendar
+    count = len(calendar.days(news.after))
+    name = "day" if count == 1 else "week" if count == WEEK_DAYS else f"{count} days"
+    these, those = f"The {name} {since}", f"the {name} before"
+    if news.shortened:
+        these = f"The last {name}"
+    than = f"as much as {those}" if change == 0 else f"{amount} {'more' if change > 0 else 'less'} than {those}"
+    return f"{these} cost {than}{_standing(news.status, change)}"
+
+
+def _standing(status: Status, change: int) -> str:
+    """Whether the budget is spent, or will be, after days that cost more or less."""
+    amount, ahead = status.budget.amount_micro, status.ahead
+    still = ", still" if change <= 0 else ","
+    if status.spend.cost_micro > amount:
+        return f"{still} over the budget"
+    if ahead is None:
+        return ""
+    return f"{still} heading over the budget" if ahead.middle_micro > amount else ", heading to end within the budget"
 
 
 def _parts(driver: Driver, change: int, digits: int) -> list[int]:

@@ -38,7 +38,7 @@ def _block(message: DigestEntry, zone: str) -> MailBlock:
         instant(message.made_ms, zone),
         (),
         [(named(paragraph, 400), "")] if paragraph else [],
-        ("Respond", message.link) if message.link else None,
+        ("Respond", message.link) if message.link else ("Open", message.page) if message.page else None,
     )
 
 

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_u
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.notifications.amounts import csv_text, exact
-from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.templating import (
     BAD,
     CALM,
@@ -55,6 +55,7 @@ CAUSES = (
 )
 NO_PRICE = "no price is known"
 INTENDED = "This is intended"
+UNATTRIBUTED_NAME = "(unattributed)"
 STORM = "storm"
 """State of a spending episode that was found from its runs (jobs.find_anomalies)."""
 ANOMALY_CAUSES = {
@@ -84,7 +85,7 @@ CSV_COLUMNS = (
 )
 
 
-def idle(notice: IdleNotice, links: AckLinks | None = None) -> Content:
+def idle(notice: IdleNotice, links: AckLinks | None = None, pages: PageLinks | None = None) -> Content:
     """The mail about idle GPUs, to the owner, or with `notice.notified_ms` to the leads."""
     workloads = [section.workload for section in notice.sections]
     gpus = plural(sum(len(workload.accelerators) for workload in workloads), "GPU")
@@ -110,6 +111,7 @@ def idle(notice: IdleNotice, links: AckLinks | None = None) -> Content:
         blocks=[_workload_block(section, notice, links) for section in notice.sections],
         why=_why(notice, links),
         tone=BAD if notice.notified_ms is not None else WARN,
+        open=None if pages is None else _idle_page(workloads, pages),
         intro=intro,
         actions=[("See all your idle GPUs and their evidence", "gpuledger idle --now")],
         notes=[
@@ -118,6 +120,14 @@ def idle(notice: IdleNotice, links: AckLinks | None = None) -> Content:
         ],
         attachments={"idle.csv": idle_csv(notice.sections)},
     ).content()
+
+
+def _idle_page(workloads: Sequence[IdleWorkload], pages: PageLinks) -> tuple[str, str]:
+    """The receipt of the one job; of several, the idle GPUs of their team, of all where they are of several teams."""
+    if len(workloads) == 1:
+        return "Open the job", pages.job(workloads[0].external_id)
+    teams = {workload.team for workload in workloads}
+    return "Open your idle GPUs", pages.idle(teams.pop() if len(teams) == 1 else "")
 
 
 def _costs(workloads: Iterable[IdleWorkload]) -> tuple[str, str]:
@@ -244,7 +254,7 @@ def idle_csv(sections: Sequence[Section]) -> str:
     )
 
 
-def anomaly(notice: AnomalyNotice, links: AckLinks | None = None) -> Content:
+def anomaly(notice: AnomalyNotice, links: AckLinks | None = None, pages: PageLinks | None = None) -> Content:
     """The mail about anomalous spending: what it comes to, and which workloads caused it."""
     finding, evidence = notice.finding, notice.finding.evidence
     cost = finding.cost_micro or 0
@@ -272,6 +282,7 @@ def anomaly(notice: AnomalyNotice, links: AckLinks | None = None) -> Content:
         blocks=[MailBlock(f"Spending of {who}", "", _anomaly_rows(finding), (), link), *_anomaly_blocks(finding)],
         why=why,
         tone=BAD if cost >= 0 else CALM,
+        open=None if pages is None else ("Open the episode", pages.anomalies(finding.subject)),
         actions=[("See the hours and the workloads", "gpuledger anomalies")],
         notes=["Amounts are exact; that they are unusual is an estimate. Time without data never counts as a saving."],
     ).content()
@@ -349,9 +360,9 @@ def acted(action: ReclaimAction, workload: IdleWorkload | None) -> Content:
     ).content()
 
 
-def summary(week: WeeklySummary) -> Content:
+def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
     """The mail about a team's week, on one screen."""
-    team = named(week.team, 80) or "(unattributed)"
+    team = named(week.team, 80) or UNATTRIBUTED_NAME
     span = f"{day(week.start_ms, week.zone)} to {day(week.end_ms - 1, week.zone)}"
     hours = f"{_hours(sum(usage.gpu_ns for usage in week.wasted))} GPU-hours"
     costs: dict[str, int] = {}
@@ -363,6 +374,7 @@ def summary(week: WeeklySummary) -> Content:
     rows = [
         ("Idle", f"{hours} of {plural(len(week.wasted), 'workload')}"),
         ("Cost", cost),
+        ("Week before", _week_before(week)),
         ("Notified", f"{plural(week.notified, 'episode')}: {handled}"),
         ("Ongoing", plural(sum(usage.ongoing for usage in week.wasted), "workload")),
     ]
@@ -374,16 +386,49 @@ def summary(week: WeeklySummary) -> Content:
         users = ", ".join(named(user, 40) for user in week.unreachable[:20])
         notes.insert(0, f"Nobody could be notified of the GPUs of {users}: add their addresses in [[contact]].")
     dates = f"--from {date(week.start_ms, week.zone)} --to {date(week.end_ms, week.zone)}"
+    # A page shows months; a week in two of them is looked for in the later one.
+    months = date(week.end_ms - 1, week.zone)[:7]
     option = f" --team {shlex.quote(week.team)}" if week.team else ""
     return MailPage(
         subject=f"[GPU idle] {team}, {span}: {hours} idle, {cost}",
-        verdict=f"{team} held {hours} that were idle, {span}: {cost}.",
+        verdict=f"{team} held {hours} that were idle, {span}: {cost}{_compared(week, costs)}.",
+        open=None if pages is None else ("Open the idle GPUs", pages.idle(week.team or UNATTRIBUTED_NAME, months)),
         blocks=[MailBlock("The week", "", rows), MailBlock("The dearest", "", dearest)],
         why="You lead the team, and get this on the first day of each week ([[contact]] summary = false ends it).",
         tone=CALM,
         actions=[("See all of them", f"gpuledger idle {dates}{option}")],
         notes=notes,
     ).content()
+
+
+def _compared(week: WeeklySummary, costs: Mapping[str, int]) -> str:
+    """What that is more or less than in the week before, in words; empty where that week is not known.
+
+    In money where both weeks are priced in one currency; else in GPU-hours, which are always known.
+    """
+    before = week.before
+    if before is None:
+        return ""
+    is_priced = before.is_priced and all(usage.cost_micro is not None for usage in week.wasted)
+    gpu_ns = sum(usage.gpu_ns for usage in week.wasted)
+    if is_priced and len(costs) == 1 and set(before.costs) <= set(costs):
+        ((currency, micro),) = costs.items()
+        change = micro - before.costs.get(currency, 0)
+        amount = money_text(abs(change), currency)
+    else:
+        change = gpu_ns - before.gpu_ns
+        amount = f"{_hours(abs(change))} GPU-hours"
+    if change == 0:
+        return ", as in the week before"
+    return f", {amount} {'more' if change > 0 else 'less'} than the week before"
+
+
+def _week_before(week: WeeklySummary) -> str:
+    if week.before is None:
+        return "not known: the ledger did not cover it"
+    if not week.before.gpu_ns:
+        return "nothing idle"
+    return f"{_hours(week.before.gpu_ns)} GPU-hours, {_sum_text(week.before.costs) or NO_PRICE}"
 
 
 def _week_costs(wasted: Sequence[WastedUsage]) -> list[str]:

@@ -1,18 +1,57 @@
-"""Signed links by which readers of a mail acknowledge an alert.
+"""Links in mails: to the page that shows what a mail is about, and signed ones that acknowledge an alert.
 
-A link holds no secret and does one harmless thing once: it acknowledges the alerts of one budget and period that one
-mail reported, or one notification until it expires. Opening it changes nothing, because mail scanners open links; only
-the button on its page does.
+A signed link holds no secret and does one harmless thing once: it acknowledges the alerts of one budget and period that
+one mail reported, or one notification until it expires. Opening it changes nothing, because mail scanners open links;
+only the button on its page does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote, urlencode
 
 PATH = "/v1/budgets/ack"
 NOTIFICATION_PATH = "/v1/notifications/ack"
+
+
+DOTS = {".", ".."}
+"""Names that no path can hold, for a browser takes them for steps through a folder."""
+
+
+@dataclass(frozen=True)
+class PageLinks:
+    """Addresses of the collector's pages; who opens one needs the right to read it."""
+
+    public_url: str
+
+    def overview(self) -> str:
+        """The page of the whole fleet."""
+        return self._at("/")
+
+    def statement(self, level: str, owner: str, month: str) -> str:
+        """The statement of an owner for a month, `2026-10`."""
+        if owner in DOTS:
+            return self._at(f"/statements/{level}/{month}", {"owner": owner})
+        return self._at(f"/statements/{level}/{quote(owner, safe='')}/{month}")
+
+    def job(self, name: str) -> str:
+        """The receipt of a job, by its key, its id or its name."""
+        return self._at("/jobs/", {"key": name}) if name in DOTS else self._at(f"/jobs/{quote(name, safe='')}")
+
+    def idle(self, team: str = "", period: str = "") -> str:
+        """Idle GPUs of a team (of all), now or of a period as `--period` writes it."""
+        return self._at("/idle", {"period": period, "team": team})
+
+    def anomalies(self, team: str) -> str:
+        """Unusual spending of a team."""
+        return self._at("/anomalies", {"team": team})
+
+    def _at(self, path: str, parameters: Mapping[str, str] | None = None) -> str:
+        query = urlencode({name: value for name, value in (parameters or {}).items() if value}, quote_via=quote)
+        return f"{self.public_url.rstrip('/')}{path}" + (f"?{query}" if query else "")
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class SendReport:
 
 @dataclass(frozen=True)
 class Sender:
-    """Sends due messages. `transports` by channel: mail, slack, webhook; messages of other channels wait."""
+    """Sends due messages. `transports` by channel: mail, slack, teams, webhook; messages of other channels wait."""
 
     box: Outbox
     transports: Mapping[str, Transport]
@@ -111,6 +111,6 @@ class Sender:
 
 
 def channel_of(recipient: str) -> str:
-    """The channel of a recipient: mail, slack or webhook."""
+    """The channel of a recipient: mail, slack, teams or webhook."""
     head, colon, _ = recipient.partition(":")
-    return head if colon and head in {"slack", "webhook"} else "mail"
+    return head if colon and head in {"slack", "teams", "webhook"} else "mail"

@@ -41,13 +41,17 @@ class MailBlock:
 
 @dataclass(frozen=True, slots=True)
 class MailPage:
-    """A mail of blocks: one sentence that summarizes it, the blocks, what can be done, and why it was sent."""
+    """A mail of blocks: one sentence that summarizes it, the link to its page, the blocks, what can be done, and why.
+
+    `open` is the label and the address of the page that shows what the mail is about.
+    """
 
     subject: str
     verdict: str
     blocks: Sequence[MailBlock]
     why: str
     tone: str = WARN
+    open: tuple[str, str] | None = None
     intro: Sequence[str] = ()
     actions: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
@@ -57,7 +61,10 @@ class MailPage:
         """Render text and HTML; the content has a link when exactly one block has one."""
         links = [block.link[1] for block in self.blocks if block.link is not None]
         text, html = (environment().get_template(f"page.{kind}").render(page=self) for kind in ("txt", "html"))
-        return Content(escape_text(self.subject), text, html, self.attachments, links[0] if len(links) == 1 else "")
+        page = "" if self.open is None else self.open[1]
+        return Content(
+            escape_text(self.subject), text, html, self.attachments, links[0] if len(links) == 1 else "", page
+        )
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,7 @@
 """Messages to chats and to other programs: one POST to an address in the settings.
 
-`slack:NAME` posts what Slack, Mattermost and others accept. `webhook:NAME` posts a JSON object with an Idempotency-Key,
+`slack:NAME` posts what Slack, Mattermost and others accept, `teams:NAME` an Adaptive Card, which is what a Workflow of
+Microsoft Teams takes (its older connectors are retired). `webhook:NAME` posts a JSON object with an Idempotency-Key,
 by which a receiver recognizes repeats, signed as Standard Webhooks prescribe (https://www.standardwebhooks.com) if its
 hook has a secret; a JSON file attached to the message becomes a part of the object, under its name. Redirects are not
 followed. A name is resolved once and exactly that address is connected to; an address in a private network is refused
@@ -29,6 +30,10 @@ from gpuledger_common.escapes import escape_lines, escape_text
 
 MAX_ANSWER = 64 * 1024
 MAX_SLACK_TEXT = 3000
+BLOCK_BYTES = 70
+"""Of a line's block around its text."""
+MAX_CARD_BYTES = 20_000
+"""Of a card's text as JSON: Teams takes messages of 28 KB."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,13 @@ class WebhookTransport:
         content = message.content
         subject, text = escape_text(content.subject), escape_lines(content.text)
         if self.channel == "slack":
+            page = f"\n<{content.page}|Open the page>" if content.page else ""
             link = f"\n<{content.link}|Answer it>" if content.link else ""
             # Cut before the closing fence, so that the code block always ends.
-            return json.dumps({"text": f"*{_slack(subject)}*\n```{_slack(text)[:MAX_SLACK_TEXT]}```{link}"}).encode()
+            fenced = f"```{_slack(text)[:MAX_SLACK_TEXT]}```"
+            return json.dumps({"text": f"*{_slack(subject)}*{page}\n{fenced}{link}"}).encode()
+        if self.channel == "teams":
+            return json.dumps(adaptive_card(subject, text, content.page, content.link)).encode()
         body: dict[str, object] = {
             "id": message.digest,
             "kind": message.kind,
@@ -107,6 +116,8 @@ class WebhookTransport:
             "subject": subject,
             "text": text,
         }
+        if content.page:
+            body["page"] = content.page
         if content.link:
             body["link"] = content.link
         for name, attachment in content.attachments.items():
@@ -130,6 +141,41 @@ def signature(secret: bytes, digest: str, at_s: int, body: bytes) -> dict[str, s
         "webhook-timestamp": str(at_s),
         "webhook-signature": f"v1,{base64.b64encode(mac).decode()}",
     }
+
+
+def adaptive_card(subject: str, text: str, page: str = "", link: str = "") -> dict[str, object]:
+    """A message with one Adaptive Card: the subject, the text line by line as aligned, and a button for each link.
+
+    Text is in RichTextBlocks, which show it literally: a TextBlock would take a job's name for Markdown.
+    """
+    lines: list[dict[str, object]] = []
+    spacing, left = "Medium", MAX_CARD_BYTES
+    for line in text.rstrip().splitlines():
+        if not line.strip():
+            spacing = "Medium"
+            continue
+        run = {"type": "TextRun", "text": line, "fontType": "Monospace", "size": "Small"}
+        left -= len(json.dumps(run)) + BLOCK_BYTES
+        if left < 0:
+            run["text"] = "..."
+        lines.append({"type": "RichTextBlock", "spacing": spacing, "inlines": [run]})
+        if left < 0:
+            break
+        spacing = "None"
+    heading = {"type": "TextRun", "text": subject, "weight": "Bolder"}
+    buttons = [("Open the page", page), ("Answer it", link)]
+    card: dict[str, object] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "msteams": {"width": "Full"},
+        "body": [{"type": "RichTextBlock", "inlines": [heading]}, *lines],
+    }
+    actions = [{"type": "Action.OpenUrl", "title": title, "url": address} for title, address in buttons if address]
+    if actions:
+        card["actions"] = actions
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return {"type": "message", "attachments": [attachment]}
 
 
 def _slack(text: str) -> str:

@@ -64,7 +64,7 @@ def test_the_sender_takes_the_configured_ways(tmp_path) -> None:
         "GPULEDGER_HOOKS_FILE": str(tmp_path / "hooks.toml"),
     }
     made = wiring.sender(load(None, environment, tmp_path), Database(""))
-    assert set(made.transports) == {"mail", "slack", "webhook"}
+    assert set(made.transports) == {"mail", "slack", "teams", "webhook"}
     smtp = made.transports["mail"]
     assert isinstance(smtp, SmtpTransport)
     assert (smtp.host, smtp.port, smtp.security, smtp.password()) == ("::1", 465, "tls", "s3cret")

@@ -38,7 +38,7 @@ from gpuledger_collector.accounting.period import (
     parse_instant,
 )
 from gpuledger_collector.notifications.budget_mail import write
-from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.storage.billing.budget_status import Ahead, News, Spend, Status
 from gpuledger_collector.storage.notifications.messages import Content, Message, is_address, is_recipient
@@ -112,7 +112,8 @@ COMPARED = [name for name, one in CASES.items() if one.before is not None]
 
 def mail(name: str) -> bytes:
     links = AckLinks("https://gpuledger.example.com/", b"k" * 32) if name == "actual-100" else None
-    content = write(CASES[name], links)
+    pages = PageLinks("https://gpuledger.example.com/") if name in {"actual-100", "yen"} else None
+    content = write(CASES[name], links, pages)
     made = Message(f"budget/7/{name}", "budget", "lead@example.com", content, NOON, NOON, "budget/7")
     return bytes(compose(made, "ledger@example.com"))
 
@@ -164,7 +165,8 @@ def test_what_a_reader_adds_up_is_right(name: str) -> None:
         return int(re.sub(r"[^\d-]", "", text))
 
     text = write(CASES[name]).text
-    total = units(re.search(r"What changed .*: (\S+) ", text)[1])
+    amount, direction = re.search(r"cost\s+(\S+)\s+\S+\s+(more|less)\s+than", text).groups()
+    total = units(amount) * (1 if direction == "more" else -1)
     changes = [units(found) for found in re.findall(r"^  ([+-]\S+) (?:USD|JPY)  ", text, re.MULTILINE)]
     parts = [
         sum(units(part.split(" ")[1]) for part in line.split("; "))
@@ -244,3 +246,33 @@ def test_days_are_those_of_the_billing_zone() -> None:
     assert "on day 31 of 31" in content.subject
     assert "1 Oct to 31 Oct, day 31 of 31" in content.text
     assert "--from 2026-10-01 --to 2026-11-01" in content.text
+
+
+@pytest.mark.parametrize(
+    ("spent", "ahead", "more", "words"),
+    [
+        (40_950, True, False, "USD less than the week before, still over the budget"),
+        (40_950, True, True, "USD more than the week before, over the budget"),
+        (33_400, True, False, "USD less than the week before, still heading over the budget"),
+        (33_400, False, False, "USD less than the week before"),
+    ],
+)
+def test_a_comparison_is_said_in_words(spent: int, ahead: bool, more: bool, words: str) -> None:
+    """That a week was cheaper does not hide that the budget is spent, or will be."""
+    changed = drivers(BEFORE, AFTER) if more else drivers(AFTER, BEFORE)
+    told = replace(news(ACTUAL, 80, status(spent, budget(), ahead=ahead)), drivers=tuple(changed))
+    line = next(part for part in write(told).text.split("\n\n") if part.startswith("The week since the last mail cost"))
+    assert " ".join(line.partition("(")[0].split()).endswith(words)
+
+
+def test_the_first_link_is_the_page() -> None:
+    """The owner's month, before everything else; for the whole fleet the overview, and none without an address."""
+    pages = PageLinks("https://gpuledger.example.com/")
+    told = CASES["actual-80"]
+    content = write(told, AckLinks("https://gpuledger.example.com", b"k" * 32), pages)
+    assert re.findall(r"https://\S+", content.text)[0] == content.page
+    assert content.page == "https://gpuledger.example.com/statements/team/vision/2026-11"
+    assert re.findall(r'href="([^"]+)', content.html)[0] == content.page
+    fleet = replace(told, status=replace(told.status, budget=replace(told.status.budget, owner={})))
+    assert write(fleet, None, pages).page == "https://gpuledger.example.com/"
+    assert "https://" not in write(told).text

@@ -280,18 +280,19 @@ def test_hooks_post_once_to_configured_addresses_only(connect, box) -> None:
     try:
         base = f"http://127.0.0.1:{server.server_address[1]}"
         addresses = {"ops": f"{base}/chat", "erp": f"{base}/erp?x=1", "old": f"{base}/moved"}
-        names = ("slack:ops", "webhook:erp", "webhook:old", "webhook:nowhere")
+        names = ("slack:ops", "teams:ops", "webhook:erp", "webhook:old", "webhook:nowhere")
         put(connect, *(message(recipient=name) for name in names))
-        ways = {channel: WebhookTransport(channel, addresses) for channel in ("slack", "webhook")}
+        ways = {channel: WebhookTransport(channel, addresses) for channel in ("slack", "teams", "webhook")}
         done = Sender(box, ways, lambda: 0).send_due()
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    assert str(done) == "2 sent, 1 to be retried, 0 unconfirmed, 1 given up"
-    assert [path for path, _, _ in posts] == ["/chat", "/erp?x=1", "/moved"]
-    assert posts[1][1] == message(recipient="webhook:erp").digest
+    assert str(done) == "3 sent, 1 to be retried, 0 unconfirmed, 1 given up"
+    assert [path for path, _, _ in posts] == ["/chat", "/chat", "/erp?x=1", "/moved"]
+    assert posts[2][1] == message(recipient="webhook:erp").digest
     assert b'"text": "*GPUs of vision*' in posts[0][2]
+    assert b'"contentType": "application/vnd.microsoft.card.adaptive"' in posts[1][2]
 
 
 def test_messages_without_a_way_wait(connect, box) -> None:

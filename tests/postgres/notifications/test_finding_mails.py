@@ -13,16 +13,18 @@ import pytest
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_date, parse_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.export import site
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.notifications import digest_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
-from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.storage.notifications.delivery_rules import Digest, DigestEntry
 from gpuledger_collector.storage.notifications.finding_rules import (
     AnomalyNotice,
     IdleAccelerator,
     IdleNotice,
+    IdleWeek,
     IdleWorkload,
     ReclaimAction,
     Section,
@@ -33,6 +35,7 @@ from gpuledger_collector.storage.notifications.finding_rules import (
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
 GOLDEN = Path(__file__).parent / "golden"
+PAGES = PageLinks("https://gpuledger.example.com/")
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
 SINCE = parse_instant("2026-11-21T03:10:00Z")
 NOW = parse_instant("2026-11-21T09:20:00Z")
@@ -131,6 +134,7 @@ WEEK = WeeklySummary(
     1,
     3,
     ("grace",),
+    IdleWeek(300 * GPU_NS_PER_HOUR, {"USD": 708_315_000}),
 )
 ACTION = ReclaimAction(
     7, "k", 3, "scancel", {"workload": "48211", "name": "train-yolo"}, "vision", "doing", SINCE, NOW, NOW
@@ -150,14 +154,16 @@ TOLD = tuple(
     )
 )
 CASES: dict[str, Content] = {
-    "idle-owner": finding_mail.idle(IdleNotice((Section(17, JOB),), NOW, 3), LINKS),
-    "idle-several": finding_mail.idle(IdleNotice((Section(17, JOB), Section(18, POD), Section(19, PARTLY)), NOW, 0)),
+    "idle-owner": finding_mail.idle(IdleNotice((Section(17, JOB),), NOW, 3), LINKS, PAGES),
+    "idle-several": finding_mail.idle(
+        IdleNotice((Section(17, JOB), Section(18, POD), Section(19, PARTLY)), NOW, 0), pages=PAGES
+    ),
     "idle-team": finding_mail.idle(IdleNotice((Section(18, POD),), NOW, 3, to_owner=False), LINKS),
     "idle-escalated": finding_mail.idle(
         IdleNotice((Section(17, JOB),), NOW + 3 * DAY_MS, 3, NOW, ("ada@example.org",), to_owner=False), LINKS
     ),
-    "anomaly": finding_mail.anomaly(AnomalyNotice(21, ANOMALY, NOW), LINKS),
-    "summary": finding_mail.summary(WEEK),
+    "anomaly": finding_mail.anomaly(AnomalyNotice(21, ANOMALY, NOW), LINKS, PAGES),
+    "summary": finding_mail.summary(WEEK, PAGES),
     "acted": finding_mail.acted(ACTION, JOB),
     "digest": digest_mail.write(Digest("ada@example.org", NOW, "Europe/Berlin", TOLD)),
 }
@@ -186,7 +192,9 @@ def test_text_and_html_tell_the_same(name: str) -> None:
     for said in re.findall(r"\d[\d,]*\.\d\d|\d+ %|(?:scancel|kubectl|gpuledger) .+", content.text):
         assert said.strip() in html, said
     assert not re.search(r"(src|url)\s*[=(]", content.html)
-    assert set(re.findall(r'href="([^?"]*)', content.html)) <= {"https://gpuledger.example.com/v1/notifications/ack"}
+    paths = set(re.findall(r'href="https://gpuledger.example.com([^?"]*)', content.html))
+    assert paths <= {"/v1/notifications/ack", "/jobs/48211", "/idle", "/anomalies"}
+    assert content.html.count("href=") == content.html.count('href="https://gpuledger.example.com/')
     lines = [line for line in content.text.splitlines() if "https://" not in line]
     assert max(map(len, lines)) <= 88
 
@@ -205,7 +213,8 @@ def test_a_weeks_rows_add_up_to_its_sum() -> None:
     """To the cent: amounts are rounded together."""
     text = CASES["summary"].text
     (total,) = re.findall(r"Cost\s+USD ([\d.]+)", text)
-    rows = re.findall(r"GPU-hours, USD ([\d.]+)", " ".join(text.split()))
+    (dearest,) = re.findall(r"The dearest\n(.*?)\n\n", text, re.DOTALL)
+    rows = re.findall(r"GPU-hours, USD ([\d.]+)", " ".join(dearest.split()))
     assert sum(round(float(one) * 100) for one in rows) == round(float(total) * 100)
 
 
@@ -274,3 +283,14 @@ def test_the_parts_of_an_anomaly_add_up_to_the_cent() -> None:
     amounts = {name: round(float(amount) * 100) for name, amount in re.findall(r"(\w+) +USD ([\d.]+)", text)}
     assert amounts["Change"] == amounts["Volume"] + amounts["Mix"] == amounts["a"] + amounts["b"] + amounts["c"]
     assert "Price" not in amounts
+
+
+@pytest.mark.parametrize("name", ["vision", "a/b c", "..", "(unattributed)", "é"])
+def test_links_lead_to_the_pages_of_the_collector(name: str) -> None:
+    """The same addresses as those by which the pages link to each other."""
+    pages, base = PageLinks("https://gpuledger.example.com/"), "https://gpuledger.example.com"
+    assert pages.overview() == f"{base}/"
+    assert pages.statement("team", name, "2026-11") == base + site.statement_path("team", name, "2026-11")
+    assert pages.job(name) == base + site.job_path(name)
+    assert pages.idle(name, "2026-11") == base + site.address(site.IDLE, {"period": "2026-11", "team": name})
+    assert pages.anomalies(name) == base + site.address(site.ANOMALIES, {"team": name})

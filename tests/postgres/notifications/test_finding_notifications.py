@@ -15,10 +15,12 @@ from fastapi.testclient import TestClient
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, minutes
 from gpuledger_collector.accounting.budgets import Budget
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.api import acks
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing.budgets import idle_of_budget
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import outbox as outbox_module
@@ -362,6 +364,24 @@ def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings, monkeypat
     assert "vision held 114.0 GPU-hours" in str(text)  # from Wednesday 06:00 to Sunday's end, not to the sixth day's
     cost = 2.49 * (CHANGE - 6 * HOUR) / HOUR + 1.999999999 * (5 * DAY - CHANGE) / HOUR
     assert f"USD {cost:.2f}" in str(text)
+    assert "Week before  not known: the ledger did not cover it" in str(text)
+
+
+def test_a_week_is_compared_with_the_one_before(idle_day, apply, write, findings) -> None:
+    """Three idle days after a week of seven: the mail says in words how much less that cost."""
+    apply(CONTACTS)
+    _go_on(idle_day, findings, 1, 15)
+    refresh(findings, Period(OCTOBER, OCTOBER + 20 * DAY), OCTOBER + 20 * DAY)
+    assert write(12.2).summaries == 1
+    ((first,),) = idle_day.rows("SELECT text FROM outbox WHERE kind = 'summary'")
+    assert "Week before  not known" in str(first), "the ledger begins in the middle of that week"
+    assert write(19.2).summaries == 1
+    ((text,),) = idle_day.rows("SELECT text FROM outbox WHERE kind = 'summary' ORDER BY made_ms DESC LIMIT 1")
+    said = " ".join(str(text).partition("The week")[0].split())
+    assert said == (
+        "vision held 72.0 GPU-hours that were idle, 13 Oct to 19 Oct: USD 144.00, USD 192.00 less than the week before."
+    )
+    assert "Week before  168.0 GPU-hours, USD 336.00" in str(text)
 
 
 def test_the_week_is_priced_in_the_way_of_buying_that_was_chosen(idle_day, apply, write, findings) -> None:

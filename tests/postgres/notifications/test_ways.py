@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import jsonschema_rs
 import pytest
 
 from fakes.apiserver import TOKEN, certificates
@@ -21,7 +22,7 @@ from gpuledger_collector.notifications import webhooks as hooks
 from gpuledger_collector.notifications.addresses import is_public
 from gpuledger_collector.notifications.reclaim import KubernetesBackend, NotReclaimed
 from gpuledger_collector.notifications.transport import NotAccepted
-from gpuledger_collector.notifications.webhooks import WebhookTransport
+from gpuledger_collector.notifications.webhooks import WebhookTransport, adaptive_card
 from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_common.settings import SettingsError
@@ -258,6 +259,112 @@ def test_a_chat_shows_text_as_it_is() -> None:
     assert "<!channel>" not in text
     assert text.count("```") == 2
     assert text.endswith("<https://gpuledger.example.com/ack?x=1|Answer it>")
+
+
+CARD = {
+    "type": "object",
+    "required": ["type", "attachments"],
+    "additionalProperties": False,
+    "properties": {
+        "type": {"const": "message"},
+        "attachments": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["contentType", "contentUrl", "content"],
+                "properties": {
+                    "contentType": {"const": "application/vnd.microsoft.card.adaptive"},
+                    "contentUrl": {"type": "null"},
+                    "content": {
+                        "type": "object",
+                        "required": ["$schema", "type", "version", "body"],
+                        "properties": {
+                            "type": {"const": "AdaptiveCard"},
+                            "version": {"enum": ["1.2", "1.3", "1.4", "1.5"]},
+                            "body": {"type": "array", "minItems": 2, "items": {"$ref": "#/$defs/block"}},
+                            "actions": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/action"}},
+                        },
+                    },
+                },
+            },
+        },
+    },
+    "$defs": {
+        "block": {
+            "type": "object",
+            "required": ["type", "inlines"],
+            "additionalProperties": False,
+            "properties": {
+                "type": {"const": "RichTextBlock"},
+                "spacing": {"enum": ["None", "Medium"]},
+                "inlines": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "type": {"const": "TextRun"},
+                            "text": {"type": "string", "minLength": 1},
+                            "fontType": {"enum": ["Default", "Monospace"]},
+                            "size": {"enum": ["Default", "Small"]},
+                            "weight": {"enum": ["Default", "Bolder"]},
+                        },
+                    },
+                },
+            },
+        },
+        "action": {
+            "type": "object",
+            "required": ["type", "title", "url"],
+            "additionalProperties": False,
+            "properties": {
+                "type": {"const": "Action.OpenUrl"},
+                "title": {"type": "string"},
+                "url": {"type": "string", "pattern": "^https?://"},
+            },
+        },
+    },
+}
+"""The part of Microsoft's message and of the Adaptive Card schema (1.2 to 1.5) that our cards use."""
+
+
+def test_teams_gets_an_adaptive_card() -> None:
+    """In the message that a Workflow of Teams takes: the text line by line, a button for the page and the answer."""
+    page, link = "https://gpuledger.example.com/jobs/48211", "https://gpuledger.example.com/ack?x=1"
+    content = Content(
+        "4 GPUs of *train* idle", "They cost USD 5.\n\n  since  9 Nov\n  cost   USD 5\n", link=link, page=page
+    )
+    body = WebhookTransport("teams", {})._body(Message("k", "idle", "teams:ops", content, 0, 0))
+    message = json.loads(body)
+    jsonschema_rs.validate(CARD, message)
+    card = message["attachments"][0]["content"]
+    assert [block["inlines"][0]["text"] for block in card["body"]] == [
+        "4 GPUs of *train* idle",
+        "They cost USD 5.",
+        "  since  9 Nov",
+        "  cost   USD 5",
+    ]
+    assert [action["url"] for action in card["actions"]] == [page, link]
+    assert "actions" not in adaptive_card("Subject", "Text")["attachments"][0]["content"]
+
+
+def test_a_card_stays_below_what_teams_takes() -> None:
+    """28 KB, also where every line is short and every character takes six in JSON."""
+    assert len(json.dumps(adaptive_card("é" * 200, "é\n" * 20_000)).encode()) < 28 * 1024
+    assert len(json.dumps(adaptive_card("é" * 200, "é" * 20_000)).encode()) < 28 * 1024
+
+
+def test_a_chat_and_a_program_are_led_to_the_page() -> None:
+    """The page first, then the answer; a program gets both under names of their own."""
+    content = Content("S", "T", link="https://x.example/ack", page="https://x.example/idle?team=vision")
+    made = Message("k", "idle", "slack:ops", content, 0, 0)
+    text = json.loads(WebhookTransport("slack", {})._body(made))["text"]
+    assert text.splitlines()[1] == "<https://x.example/idle?team=vision|Open the page>"
+    body = json.loads(WebhookTransport("webhook", {})._body(made))
+    assert (body["page"], body["link"]) == (content.page, content.link)
 
 
 def test_hooks_with_secrets_are_read(tmp_path) -> None:

@@ -31,7 +31,7 @@ from gpuledger_collector.logs import escaped
 from gpuledger_collector.notifications import budget_mail, digest_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.mime import compose
-from gpuledger_collector.notifications.webhooks import WebhookTransport
+from gpuledger_collector.notifications.webhooks import WebhookTransport, adaptive_card
 from gpuledger_collector.storage.notifications.delivery_rules import Digest
 from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_common.escapes import escape_lines, escape_text, neutral
@@ -189,6 +189,10 @@ def test_mails_and_hooks_show_escapes(name: str) -> None:
         for file, text in harmless.attachments.items():
             if file.endswith(".csv"):
                 assert len(content.attachments[file].splitlines()) == len(text.splitlines())
+        card = adaptive_card(content.subject, content.text)["attachments"][0]["content"]
+        runs = [run for block in card["body"] for run in block["inlines"]]
+        assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
+        assert [run["text"] for run in runs if seen(run["text"])] == []
         for channel in ("slack", "webhook"):
             body = json.loads(WebhookTransport(channel, {})._body(Message("k", "t", f"{channel}:x", content, 0, 0)))
             assert seen(body["text"]) == []

@@ -64,6 +64,7 @@ class DigestEntry:
     subject: str
     text: str
     link: str
+    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def rules_of(recipient: str, rules: Mapping[str, DeliveryRules]) -> DeliveryRule
     own = rules.get(recipient)
     if own is not None:
         return own
-    return NO_RULES if recipient.startswith(("slack:", "webhook:")) else rules.get(EVERYBODY, NO_RULES)
+    return NO_RULES if recipient.startswith(("slack:", "teams:", "webhook:")) else rules.get(EVERYBODY, NO_RULES)
 
 
 def plan(

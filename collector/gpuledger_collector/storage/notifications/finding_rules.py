@@ -218,8 +218,21 @@ class WastedUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleWeek:
+    """The idle usage of a week as a whole; `costs`: micro-units by currency, of all of it or of what has a price."""
+
+    gpu_ns: int
+    costs: Mapping[str, int]
+    is_priced: bool = True
+    """Whether all of it has a price."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeeklySummary:
-    """A team's week: its idle usage, and what became of the notifications."""
+    """A team's week: its idle usage, and what became of the notifications.
+
+    `before` is the week before; None when the ledger did not cover it.
+    """
 
     team: str
     start_ms: int
@@ -230,6 +243,7 @@ class WeeklySummary:
     acknowledged: int
     ended: int
     unreachable: tuple[str, ...] = ()
+    before: IdleWeek | None = None
 
 
 def deduplication_key_of(key: str, subject: str) -> str:

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
-_HOOK = re.compile(r"(slack|webhook):[A-Za-z0-9_-]{1,60}")
+_HOOK = re.compile(r"(slack|teams|webhook):[A-Za-z0-9_-]{1,60}")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
     """Content of a message: always plain text, HTML for clients that show it, and text files attached by name.
 
-    `link` acknowledges it, for transports that show neither text nor HTML as they are.
+    For transports that show neither as they are: `page` leads to what it is about, `link` acknowledges it.
     """
 
     subject: str
@@ -27,11 +27,12 @@ class Content:
     html: str = ""
     attachments: Mapping[str, str] = field(default_factory=dict)
     link: str = ""
+    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message to one recipient: an address, `slack:NAME` or `webhook:NAME` of a configured hook.
+    """One message to one recipient: an address, or `slack:NAME`, `teams:NAME` or `webhook:NAME` of a configured hook.
 
     Messages of one `thread` are shown as one conversation. An `urgent` message waits neither for the end of quiet hours
     nor for a digest.
@@ -63,5 +64,5 @@ def is_address(text: str) -> bool:
 
 
 def is_recipient(text: str) -> bool:
-    """Whether messages can be sent there: a mail address, `slack:NAME` or `webhook:NAME`."""
+    """Whether messages can be sent there: a mail address, `slack:NAME`, `teams:NAME` or `webhook:NAME`."""
     return is_address(text) or _HOOK.fullmatch(text) is not None

@@ -34,7 +34,7 @@ from gpuledger_collector.storage.notifications.delivery_rules import (
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
 KEEP_MS = 400 * 86_400_000
-_COLUMNS = "key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread, urgent, link"
+_COLUMNS = "key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread, urgent, link, page"
 OnStep = Callable[[str], None]
 
 
@@ -43,7 +43,7 @@ def put(connection: Connection, message: Message) -> bool:
     content = message.content
     row = connection.execute(
         f"INSERT INTO outbox ({_COLUMNS}, state) VALUES "
-        "(%s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, 'waiting') "
+        "(%s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, %s, 'waiting') "
         "ON CONFLICT (key, recipient) DO NOTHING RETURNING 1",
         (
             message.key,
@@ -58,6 +58,7 @@ def put(connection: Connection, message: Message) -> bool:
             message.thread,
             message.urgent,
             content.link,
+            content.page,
         ),
     ).fetchone()
     return row is not None
@@ -118,15 +119,15 @@ def _due(connection: Connection, now_ms: int, limit: int, channels: Sequence[str
     return connection.execute(
         "SELECT id, recipient, subject FROM outbox WHERE state IN ('waiting', 'handing_over') AND not_before_ms <= %s "
         "AND (planned_ms IS NOT NULL OR state = 'handing_over') "
-        "AND CASE WHEN recipient ~ '^(slack|webhook):' THEN split_part(recipient, ':', 1) ELSE 'mail' END "
+        "AND CASE WHEN recipient ~ '^(slack|teams|webhook):' THEN split_part(recipient, ':', 1) ELSE 'mail' END "
         "= ANY(%s) ORDER BY not_before_ms, id LIMIT %s",
         (now_ms, list(channels), limit),
     ).fetchall()
 
 
 def _message(row: Sequence[Any]) -> Message:
-    key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread, urgent, link = row[:12]
-    content = Content(subject, text, html, attachments, link)
+    key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread, urgent, *links = row[:13]
+    content = Content(subject, text, html, attachments, *links)
     return Message(key, kind, recipient, content, made_ms, not_before_ms, thread, urgent)
 
 
@@ -178,7 +179,7 @@ def _digests(
     ).fetchall()
     for recipient, due_ms in due:
         rows = connection.execute(
-            "SELECT id, kind, made_ms, subject, text, link FROM outbox WHERE recipient = %s AND state = 'held' "
+            "SELECT id, kind, made_ms, subject, text, link, page FROM outbox WHERE recipient = %s AND state = 'held' "
             "AND digest_ms <= %s ORDER BY made_ms, id",
             (recipient, now_ms),
         ).fetchall()
