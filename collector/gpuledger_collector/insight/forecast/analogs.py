@@ -21,6 +21,8 @@ from gpuledger_collector.insight.series import Flags, Floats, Ints, fill_forward
 
 MAX_CELLS = 600_000
 """Largest table of changes; longer pasts are thinned out to keep a forecast within milliseconds."""
+MAX_ORIGINS = 1_400
+"""Most instants to compare: neighbors among weeks of five minutes are nearly the same instant."""
 MOVEMENT_HOURS, USUAL_HOURS = 3, 72
 """Movement is the change over the last 3 hours; the usual level is the mean of the last 3 days."""
 CLEAR_RHYTHM, SOME_RHYTHM = 1 / 3, 2 / 3
@@ -100,7 +102,7 @@ def past_changes(history: History, leads: Ints) -> PastChanges:
     """Tabulate the changes over each lead (steps, ascending); those not over yet or touching a gap are unusable."""
     count = len(history.values)
     # Thinned from the newest end: the latest instants are always among the origins.
-    stride = max(1, -(-count * len(leads) // MAX_CELLS))
+    stride = max(1, -(-count // MAX_ORIGINS), -(-count * len(leads) // MAX_CELLS))
     origin = np.arange(count - 1, -1, -stride)[::-1]
     target = origin[None, :] + leads[:, None]
     inside = target < count
@@ -108,7 +110,7 @@ def past_changes(history: History, leads: Ints) -> PastChanges:
     # Filled gaps have values, but a change from or to one never happened.
     usable = inside & history.known[origin][None, :] & history.known[target]
     change = np.where(usable, history.values[target] - history.values[origin][None, :], 0.0)
-    order = np.argsort(change, axis=1, kind="stable")
+    order = np.argsort(change, axis=1)
     change, usable = (np.take_along_axis(table, order, 1) for table in (change, usable))
     return PastChanges(change, order, usable, origin)
 

@@ -29,7 +29,7 @@ METHODS: Mapping[str, Similarity] = {"analog": Similarity(), "persistence": PERS
 """Every method by name; the first is the default."""
 HISTORY_STEPS, HISTORY_DAYS = 1_008, 14
 """Steps of the past that are used at least, and days: coarse series need enough instants, fine ones enough days."""
-SKILL_ORIGINS, SKILL_LEADS = 6, 6
+SKILL_ORIGINS, SKILL_LEADS = 6, 4
 
 
 @dataclass(frozen=True)
