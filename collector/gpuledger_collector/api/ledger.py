@@ -29,7 +29,7 @@ from gpuledger_collector.api.context import (
 from gpuledger_collector.export.budgets import rows as budget_rows
 from gpuledger_collector.export.chargeback import as_json, shared_notes
 from gpuledger_collector.services.budget_status import statuses
-from gpuledger_collector.services.chargeback import NO_INVENTORY, read_cash, read_chargeback
+from gpuledger_collector.services.chargeback import NO_INVENTORY, notices, read_cash, read_chargeback
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.telemetry.activity import activity
 
@@ -100,7 +100,10 @@ def chargeback_json(
             chargeback = read_chargeback(connection, period, names, context.now_ms, principal.owner).report
         checks = reports.conservation_checks(connection, period)
         has_capacity = reports.has_capacity(connection, period)
+        # Whoever sees one owner's part is told nothing of others' imports and disputes.
+        more = [] if principal.owner is not None else notices(connection, period, context.now_ms, chargeback)
     rated_ms = max((check.until_ms for check in checks), default=period.start_ms)
-    notes = [f"rated up to {format_instant(rated_ms)}", *([] if has_capacity else [NO_INVENTORY])]
+    said = more or ([] if has_capacity else [NO_INVENTORY])
+    notes = [f"rated up to {format_instant(rated_ms)}", *said]
     waste = whole_waste(chargeback.rows, has_capacity)
     return as_json(chargeback, period, notes + shared_notes(chargeback.shared), waste)

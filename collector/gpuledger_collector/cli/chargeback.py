@@ -37,15 +37,17 @@ from gpuledger_collector.export.chargeback import (
     as_csv,
     as_json,
     cash_line,
+    shared_notes,
     table_columns,
     texts,
     unbilled_line,
     waste_line,
 )
 from gpuledger_collector.services.chargeback import (
-    chargeback_notes,
     convert_chargeback,
     hours_by,
+    notices,
+    notices_by_month,
     read_cash,
     read_chargeback,
 )
@@ -129,19 +131,20 @@ def chargeback(
         with session.database.transaction(read_only=True) as connection:
             read = read_cash if view is View.cash else read_chargeback
             bill = read(connection, span, names, now_ms).report
-            notes = chargeback_notes(connection, span, now_ms, bill)
+            said = notices(connection, span, now_ms, bill)
+            notes = said + shared_notes(bill.shared)
             if currency:
                 try:
                     bill, missing = convert_chargeback(connection, span, names, currency, now_ms)
                 except ValueError as error:
                     refuse(f"--currency: {error}")
-                notes += missing
+                said, notes = said + missing, notes + missing
             if form is ChargebackFormat.focus:
                 _write_focus(connection, span, _owner_level(names), now_ms, focus_version, output)
             elif form is ChargebackFormat.beancount:
                 _write_journal(connection, span, _owner_level(names), now_ms, output)
             elif output is not None and form is ChargebackFormat.parquet:
-                rows = csv.DictReader(io.StringIO(as_csv(bill), newline=""))
+                rows = csv.DictReader(io.StringIO(as_csv(bill, said), newline=""))
                 parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), bill.by))
             else:
                 width = terminal_width() if output is None else None
@@ -150,7 +153,7 @@ def chargeback(
                     notes.append(NO_PRICE)
                 else:
                     waste = whole_waste(bill.rows, reports.has_capacity(connection, span))
-                    text = report_text(bill, span, options.Format(form.value), notes, width, waste)
+                    text = report_text(bill, span, options.Format(form.value), notes, width, waste, said)
                 write_text(text, output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
@@ -172,10 +175,14 @@ def report_text(
     notes: list[str],
     width: int | None,
     waste: Sequence[WholeWaste] = (),
+    said: Sequence[str] = (),
 ) -> str:
-    """A chargeback as CSV, JSON or a table of at most `width` columns, totals and the whole waste last."""
+    """A chargeback as CSV, JSON or a table of at most `width` columns, totals and the whole waste last.
+
+    `said` are those of the notes that change how a number is read.
+    """
     if form is options.Format.csv:
-        return as_csv(bill)
+        return as_csv(bill, said)
     if form is options.Format.json:
         return as_json(bill, period, notes, waste)
     columns = [*map(Column, bill.by), *(_measure_column(name) for name in table_columns(bill))]
@@ -242,7 +249,12 @@ def text_file(output: Path | None) -> Iterator[TextIO]:
 
 
 def _write_focus(
-    connection: Connection, period: Period, level: str, now_ms: int, version: FocusVersion, output: Path | None
+    connection: Connection,
+    period: Period,
+    level: str,
+    now_ms: int,
+    version: FocusVersion,
+    output: Path | None,
 ) -> None:
     closed = {closed_period.name for closed_period in periods.closed(connection)}
     make_lines: Callable[..., Iterator[dict[str, str]]]
@@ -254,7 +266,15 @@ def _write_focus(
     charges = reports.charges(connection, period)
     payments = cash.payments(connection, period, now_ms)
     lines = make_lines(
-        charges, level, focus.Issuer(), closed, calendar, shared, payments, providers.by_month(connection, period)
+        charges,
+        level,
+        focus.Issuer(),
+        closed,
+        calendar,
+        shared,
+        payments,
+        providers.by_month(connection, period),
+        notices_by_month(connection, period, now_ms),
     )
     if output is not None and output.suffix == ".parquet":
         parquet.write(lines, output, parquet.focus_kinds(columns))

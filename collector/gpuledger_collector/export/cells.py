@@ -31,6 +31,8 @@ ALLOCATION_COLUMNS = names(
 cost at list rates, at the price book's, the part of `cost` for which those two are known, and the cost as it is: with
 commitments amortized, the same as `cost`; the part of it that is waste (accounting.waste); whether an owner pays the
 row (yes, no); and the closed month that a row corrects, empty for the period's own time."""
+NOTICE = "notice"
+"""What changes how the numbers are read, in sentences; empty where there is nothing to say."""
 EXCHANGE = "exchange"
 """The last column, in another currency's view only."""
 

@@ -20,6 +20,7 @@ from gpuledger_collector.export.cells import (
     ALLOCATION_COLUMNS,
     EXCHANGE,
     MEASURE_COLUMNS,
+    NOTICE,
     allocation_cells,
     header,
     json_text,
@@ -28,18 +29,28 @@ from gpuledger_collector.export.cells import (
 )
 
 
-def as_csv(report: Report) -> str:
-    """Rows as CSV: the `by` columns, MEASURE_COLUMNS, then ALLOCATION_COLUMNS.
+def as_csv(report: Report, notices: Sequence[str] = ()) -> str:
+    """Rows as CSV: the `by` columns, MEASURE_COLUMNS, then ALLOCATION_COLUMNS and NOTICE.
 
-    LF, UTF-8, no total. In another currency's view the rate of each row comes last.
+    LF, UTF-8, no total. In another currency's view the rate of each row comes last. Notices are about the whole report,
+    and stand in every row: whoever keeps a part of the rows keeps them.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*header(report.by), *ALLOCATION_COLUMNS, *([EXCHANGE] if report.exchanged else [])])
+    writer.writerow([*header(report.by), *ALLOCATION_COLUMNS, NOTICE, *([EXCHANGE] if report.exchanged else [])])
+    notice = neutral("; ".join(notices))
     for row in report.rows:
         rate = [row.exchange] if report.exchanged else []
-        writer.writerow([*(neutral(key) for key in row.keys), *measure_cells(row), *allocation_cells(row), *rate])
+        cells = (*measure_cells(row), *allocation_cells(row))
+        writer.writerow([*(neutral(key) for key in row.keys), *cells, notice, *rate])
     return out.getvalue()
+
+
+def stranded_text(total: ReportRow) -> str:
+    """What a reader of `(stranded)` must know."""
+    digits = minor_digits(total.currency or "")
+    cost = "" if total.cost_minor is None else f"{format_minor(total.cost_minor, digits)} {total.currency} of "
+    return f"{cost}capacity ({total.gpu_hours:.1f} GPU-hours) lies outside every MIG slice: it is the row (stranded)"
 
 
 def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequence[WholeWaste] = ()) -> str:

@@ -49,7 +49,7 @@ COLUMNS = names(
     CommitmentDiscountCategory CommitmentDiscountId CommitmentDiscountName CommitmentDiscountQuantity
     CommitmentDiscountStatus CommitmentDiscountType CommitmentDiscountUnit x_BusyGpuSeconds x_HeldIdleGpuSeconds
     x_EnergyWh x_CostBasis x_GpuModel x_Pool x_HeldIdleCost x_WasteCost
-    x_BilledToOwner
+    x_BilledToOwner x_Notice
     """
 )
 CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed", "owned": "Other"}
@@ -96,16 +96,33 @@ Key = tuple[str, str, str, str]
 """Month, currency, owner, provider."""
 
 
+@dataclass(frozen=True)
+class Notices:
+    """What changes how the rows are read: sentences about the whole, on each invoice's last row, and about pools."""
+
+    whole: Sequence[str] = ()
+    of_pool: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, charge: Charge) -> str:
+        """What a reader of one charge must know."""
+        texts = [self.of_pool.get(charge.pool, "")]
+        if charge.state == STRANDED:
+            texts.append("capacity outside every MIG slice")
+        return "; ".join(filter(None, texts))
+
+
 @dataclass
 class Book:
     """The invoices of an export so far.
 
-    `closed` names the closed months, `providers` who provides which pool, by month.
+    `closed` names the closed months, `providers` who provides which pool, by month, and `notices`
+    what changes how rows are read.
     """
 
     closed: Collection[str] = ()
     calendar: Calendar = UTC_DAYS
     providers: Mapping[str, Mapping[str, ProviderNames]] = field(default_factory=dict)
+    notices: Mapping[str, Notices] = field(default_factory=dict)
     invoices: dict[Key, FocusInvoice] = field(default_factory=dict)
 
     def invoice(self, at_ms: int, currency: str, owner: str, names: ProviderNames) -> tuple[Key, FocusInvoice]:
@@ -129,6 +146,7 @@ def lines(
     shares: Iterable[SharedPart] = (),
     payments: Iterable[Purchase] = (),
     providers: Mapping[str, Mapping[str, ProviderNames]] | None = None,
+    notices: Mapping[str, Notices] | None = None,
 ) -> Iterator[Row]:
     """Usage rows in the order of the charges, payments, shares, then one rounding row per invoice.
 
@@ -138,7 +156,7 @@ def lines(
     names the closed months: only their invoices have a number. A correction is billed in the month in which it is
     booked, for the day that it amends.
     """
-    book = Book(closed, calendar, providers or {})
+    book = Book(closed, calendar, providers or {}, notices or {})
     for _, row in usage_rows(charges, level, issuer, book):
         yield row
     yield from purchase_rows(payments, level, issuer, book)
@@ -210,6 +228,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
         "PricingCurrencyContractedUnitPrice": fixed(rate, 9),
         "PricingCurrencyListUnitPrice": fixed(listed, 9),
         **_measured(charge, cost),
+        "x_Notice": neutral(book.notices.get(key[0], Notices()).of(charge)),
     }
 
 
@@ -446,8 +465,10 @@ def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedP
     description = "Rounding of the invoice to the currency's minor unit (largest remainder)"
     for key in sorted(borne):
         invoice = book.invoices[key]
-        yield _common(key, invoice, level, issuer, book.closed) | _adjusted(
-            description, invoice.period, borne[key], paid[key], level, key[2]
+        yield (
+            _common(key, invoice, level, issuer, book.closed)
+            | _adjusted(description, invoice.period, borne[key], paid[key], level, key[2])
+            | {"x_Notice": neutral("; ".join(book.notices.get(key[0], Notices()).whole))}
         )
 
 

@@ -59,9 +59,10 @@ def lines(
     shares: Iterable[SharedPart] = (),
     payments: Iterable[Purchase] = (),
     providers: Mapping[str, Mapping[str, ProviderNames]] | None = None,
+    notices: Mapping[str, focus.Notices] | None = None,
 ) -> Iterator[focus.Row]:
     """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as `Unit.exported` gives them."""
-    book = focus.Book(closed, calendar, providers or {})
+    book = focus.Book(closed, calendar, providers or {}, notices or {})
     pairs = focus.usage_rows(charges, level, issuer, book)
     for (booked_ms, _), day in groupby(pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)):
         pairs_of_day = list(day)

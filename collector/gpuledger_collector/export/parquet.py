@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpuledger_collector.export.cells import EXCHANGE
+from gpuledger_collector.export.cells import EXCHANGE, NOTICE
 from gpuledger_collector.export.focus_check import INSTANTS, NUMBERS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
 def chargeback_kinds(columns: Sequence[str], by: Sequence[str]) -> dict[str, Kind]:
     """What each column of a chargeback's CSV holds: amounts of six places at most, and texts."""
     return {
-        name: "text" if name in {*by, "currency", "billed", "correction_of", EXCHANGE} else "decimal(38, 6)"
+        name: "text" if name in {*by, "currency", "billed", "correction_of", NOTICE, EXCHANGE} else "decimal(38, 6)"
         for name in columns
     }
 

@@ -21,10 +21,12 @@ from gpuledger_collector.accounting.exchange import Exchange, view
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT
-from gpuledger_collector.export.chargeback import shared_notes
+from gpuledger_collector.accounting.usage import STRANDED
+from gpuledger_collector.export.chargeback import shared_notes, stranded_text
 from gpuledger_collector.export.disputes import amounts, owner_text
+from gpuledger_collector.export.focus import Notices
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.billing import cash, commitments, disputes
+from gpuledger_collector.storage.billing import cash, commitments, disputes, periods
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
@@ -138,23 +140,63 @@ def hours_by(connection: Connection, period: Period, by: Sequence[str]) -> list[
 
 
 def chargeback_notes(connection: Connection, period: Period, now_ms: int, chargeback: Report) -> list[str]:
-    """What a reader of the full bill must know to read it."""
-    notes = [] if reports.has_capacity(connection, period) else [NO_INVENTORY]
-    notes += [
-        f"accelerators were seen in pool {pool!r}: their time takes the place of as much usage of "
+    """What a reader of the full bill should know: `notices`, and where shared costs come from."""
+    return notices(connection, period, now_ms, chargeback) + shared_notes(chargeback.shared)
+
+
+def displaced_notices(connection: Connection, period: Period) -> dict[str, str]:
+    """By pool, a sentence about imported usage that is not counted."""
+    return {
+        pool: f"accelerators were seen in pool {pool!r}: their time takes the place of as much usage of "
         f"{plural(count, 'imported workload')} in it"
         for pool, count in reports.displaced_imports(connection, period)
-    ]
+    }
+
+
+def standing_notices(connection: Connection, period: Period) -> Notices:
+    """What a reader of exported rows of a period must know, whoever contests what and however far it is rated."""
+    whole = [] if reports.has_capacity(connection, period) else [NO_INVENTORY]
+    return Notices(whole, displaced_notices(connection, period))
+
+
+def notices_by_month(connection: Connection, period: Period, now_ms: int) -> dict[str, Notices]:
+    """For an export; a closed month keeps those of its close, so that its export stays the same."""
+    calendar = zones.calendar(connection)
+    closed = {month.name for month in periods.closed(connection)}
+    found: dict[str, Notices] = {}
+    for name in dict.fromkeys(calendar.month_of(day.start_ms) for day in calendar.days(period)):
+        if name in closed:
+            kept = (periods.receipt(connection, name) or {}).get("notices", {})
+            found[name] = Notices(kept.get("whole", ()), kept.get("of_pool", {}))
+            continue
+        part = calendar.month(name).clip(period)
+        assert part is not None
+        standing = standing_notices(connection, part)
+        found[name] = Notices([*standing.whole, *_rated_until(connection, part, now_ms)], standing.of_pool)
+    return found
+
+
+def _rated_until(connection: Connection, period: Period, now_ms: int) -> list[str]:
+    """A sentence where the range has not ended."""
+    if now_ms >= period.end_ms:
+        return []
+    # On a read replica the primary rated last, which is not now.
+    checks = reports.conservation_checks(connection, period)
+    rated_ms = max((check.until_ms for check in checks), default=now_ms)
+    return [f"the range has not ended: rated up to {format_instant(rated_ms - rated_ms % 1000)}"]
+
+
+def notices(connection: Connection, period: Period, now_ms: int, chargeback: Report) -> list[str]:
+    """What changes how a number of the full bill is read; every form of it has them."""
+    notes = [] if reports.has_capacity(connection, period) else [NO_INVENTORY]
+    notes += displaced_notices(connection, period).values()
     notes += [
         f"{owner_text(dispute.owner)} contests {amounts(dispute.cost)} of it (dispute {dispute.id}, {dispute.state})"
         for dispute in disputes.waiting(connection, period)
     ]
-    if now_ms < period.end_ms:
-        # On a read replica the primary rated last, which is not now.
-        checks = reports.conservation_checks(connection, period)
-        rated_ms = max((check.until_ms for check in checks), default=now_ms)
-        notes.append(f"the range has not ended: rated up to {format_instant(rated_ms - rated_ms % 1000)}")
-    notes += shared_notes(chargeback.shared)
+    notes += _rated_until(connection, period, now_ms)
+    stranded = totals([row for row in chargeback.rows if row.state == STRANDED])
+    notes += [stranded_text(total) for total in stranded]
     notes += [
         f"{total.gpu_hours} GPU-hours have no price (`gpuledger prices list` shows the price book)"
         for total in chargeback.totals

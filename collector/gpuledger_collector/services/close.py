@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.closing import ClosedPeriod, invoices, recei
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.services.chargeback import standing_notices
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.billing import allocation, periods
 from gpuledger_collector.storage.ledger import rated_days, reports, zones
@@ -74,7 +75,9 @@ def close_period(
     # As declared at the instant of the close: later declarations must not change a closed month (decision 0013).
     shares = allocation.shares(connection, period, level, now_ms, now_ms)
     billed = invoices(lines, level, shares)
-    content = receipt(done, level, billed, lines, reconciliation, shares)
+    standing = standing_notices(connection, period)
+    notices = {"whole": list(standing.whole), "of_pool": dict(standing.of_pool)}
+    content = {**receipt(done, level, billed, lines, reconciliation, shares), "notices": notices}
     if not dry:
         periods.close(connection, done, billed, level, content)
     return Closing(done, content)

@@ -49,7 +49,7 @@ def test_csv_columns_rows_and_totals(furnished, run) -> None:
     rows = table(out)
     documented = "team,project,gpu_hours,gpu_hours_held_idle,cost,cost_held_idle,currency"
     more = "cost_shared,cost_total,energy_kwh,co2e_grams,cost_list,cost_contracted,cost_compared,cost_effective"
-    assert out.splitlines()[0] == f"{documented},{more},cost_waste,billed,correction_of"
+    assert out.splitlines()[0] == f"{documented},{more},cost_waste,billed,correction_of,notice"
     assert {"(unallocated)", "(unavailable)", "(unobserved)", "'=HYPERLINK(1)"} <= {row["team"] for row in rows}
     held_by_formula = next(row for row in rows if row["team"] == "'=HYPERLINK(1)")
     assert held_by_formula["gpu_hours_held_idle"] == held_by_formula["cost_held_idle"] == ""
@@ -82,6 +82,7 @@ def test_unpriced_usage_has_a_row(furnished, run) -> None:
     assert code == 1
     assert (row["gpu_hours"], row["cost"], row["currency"]) == ("72.000000", "", "")
     assert "72.000000 GPU-hours have no price" in err
+    assert {one["notice"] for one in table(out)} == {err.strip().removeprefix("gpuledger: ")}, "and in every row"
     assert run("reconcile", "--period", "2025-10")[0] == 1
 
 
