@@ -22,7 +22,10 @@ REPLAYED_DAYS = 14
 
 @dataclass(frozen=True, slots=True)
 class StoredForecast:
-    """A forecast of one series as it was made, from values up to and including `origin_ms`."""
+    """A forecast of one series as it was made, from values up to and including `origin_ms`.
+
+    `naive` is NaN in hours for which the baseline has no value.
+    """
 
     grouped: str
     series: str
@@ -103,12 +106,15 @@ def _stored(result: Forecast, grouped: str, origin_ms: int, now_ms: int, replaye
 
 
 def score_forecast(stored: StoredForecast, series: Series) -> ForecastScore:
-    """Score a forecast against the series as it is known now."""
+    """Score a forecast against the series as it is known now.
+
+    Hours for which the naive baseline had no value are left out: there is nothing to compare with.
+    """
     begin = (stored.origin_ms - series.start_ms) // HOUR_MS + 1
     actual = np.full(len(stored.values), np.nan)
     came = series.values[max(begin, 0) : max(begin + len(actual), 0)]
     actual[max(-begin, 0) : max(-begin, 0) + len(came)] = came
-    known = np.isfinite(actual)
+    known = np.isfinite(actual) & np.isfinite(np.asarray(stored.naive, dtype=float)).all(axis=1)
     actual, quantiles = actual[known], np.asarray(stored.quantiles)
     values, naive = np.asarray(stored.values)[known], np.asarray(stored.naive)[known]
     under = actual[:, None] <= values + 1e-6

@@ -2,6 +2,8 @@
 
 import datetime as dt
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from gpuledger_collector.insight.forecast_history import (
 )
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
-from gpuledger_collector.storage.capacity.backtests import records
+from gpuledger_collector.storage.capacity.backtests import put, records, stored
 
 pytestmark = pytest.mark.slow
 
@@ -121,6 +123,22 @@ def test_a_score_counts_known_hours_only():
     told = summarize_scores("p", [(False, made)])
     assert told.wql == pytest.approx(2 * made.loss / 14)
     assert told.skill == pytest.approx(0.0)
+
+
+def test_an_hour_without_a_baseline_is_stored_and_not_judged(database):
+    """A baseline that has no value in an hour is unknown there: stored as such, read as such, and not scored."""
+    made = kept([1, 2, 3, 4], NOW_MS // HOUR_MS * HOUR_MS)
+    gap = tuple(math.nan for _ in made.quantiles)
+    made = replace(made, grouped="pool", naive=(made.naive[0], gap, *made.naive[2:]))
+    with database.transaction() as connection:
+        put(connection, [made])
+        (read,) = stored(connection, "pool", 0)
+    assert np.array_equal(read.naive, made.naive, equal_nan=True)
+    assert read.values == made.values
+    actual = Series("train", made.origin_ms + HOUR_MS, HOUR_MS, np.array([1.0, 2.0, 3.0, 4.0]))
+    score = score_forecast(read, actual)
+    assert (score.known, score.actual) == (3, 8.0)
+    assert math.isfinite(score.naive_loss)
 
 
 def test_nothing_known_is_no_record():

@@ -244,6 +244,24 @@ def test_what_is_left_is_written_at_the_end():
     assert not store.due
 
 
+def test_a_fault_in_every_batch_is_a_fault_of_the_collector():
+    """One poison batch, however often it comes, stops nothing; three different ones in a row say that none is taken."""
+    store = Fake()
+    with writing(store) as made:
+        for _ in range(5):
+            asyncio.run(answers(made, [One(1, -1)]))
+        assert made.fault() is None
+        asyncio.run(answers(made, [One(2, -1)]))
+        assert made.fault() is None
+        asyncio.run(answers(made, [One(3), One(4, -1), One(5, -1)]))
+        assert made.fault() is None, "one was written in between"
+        asyncio.run(answers(made, [One(6, -1)]))
+        asyncio.run(answers(made, [One(7, -1)]))
+        assert "internal error" in str(made.fault())
+        asyncio.run(answers(made, [One(8)]))
+        assert made.fault() is None
+
+
 def test_poison_does_not_take_along_what_was_kept():
     """What was committed before a batch that cannot be written is settled before everything is forgotten."""
     seen = []

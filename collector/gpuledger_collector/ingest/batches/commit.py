@@ -30,6 +30,8 @@ UNAVAILABLE = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.
 """Errors that say nothing of a batch: the database does not answer, or takes no writes (a read replica)."""
 FAULT_SECONDS = 30.0
 """How long a failure is reported as current; afterwards batches may try again."""
+MAX_POISON = 3
+"""So many different batches that fail in a row by a fault of ours: it is in none of them, so no batch can be taken."""
 STUCK_SECONDS = 90.0
 """A longer write is stuck: no statement may take longer than a minute."""
 DEFERRED_CHECK_SECONDS = 0.1
@@ -151,6 +153,8 @@ class GroupCommit(Generic[B, A]):
         self._closing = False
         self._failure: Failure | None = None
         self._failing = False
+        self._failed_keys: set[object] = set()
+        """Batches that failed by a fault of ours since the last one that was written."""
         self._begun: dict[str, float] = {}
         """When each busy writer started its current write."""
         self._threads = [
@@ -321,7 +325,7 @@ class GroupCommit(Generic[B, A]):
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
             return connection
-        self._failing = False
+        self._succeeded()
         _deliver(list(zip(group, answers, strict=True)))
         self._on_flush(len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun)
         return connection
@@ -355,11 +359,25 @@ class GroupCommit(Generic[B, A]):
             log.exception("batch %s cannot be written", waiting.batch.key)
             is_refused = isinstance(error, psycopg.DataError | psycopg.IntegrityError)
             failure = error if is_refused else WriteFailed("internal error; see the collector's log")
+            if not is_refused:
+                self._failed_alone(waiting.batch.key, error)
             _deliver([(waiting, failure)])
             return connection
-        self._failing = False
+        self._succeeded()
         _deliver([(waiting, answer)])
         return connection
+
+    def _failed_alone(self, key: object, error: Exception) -> None:
+        """Count a batch that failed by a fault of ours; one alone may be poison, and must not make the others wait."""
+        self._failed_keys.add(key)
+        if len(self._failed_keys) >= MAX_POISON:
+            # Only its kind: whoever reaches the port reads this, and an error may quote a batch.
+            reason = f"internal error ({type(error).__name__}); see the collector's log"
+            self._failure, self._failing = Failure(self._clock(), reason), True
+
+    def _succeeded(self) -> None:
+        self._failing = False
+        self._failed_keys.clear()
 
 
 def _deliver(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from psycopg.rows import namedtuple_row
@@ -35,8 +36,8 @@ def put(connection: Connection, forecasts: Iterable[StoredForecast]) -> None:
     for forecast in forecasts:
         content = {
             "quantiles": forecast.quantiles,
-            "values": forecast.values,
-            "naive": forecast.naive,
+            "values": _to_json(forecast.values),
+            "naive": _to_json(forecast.naive),
             "models": dict(forecast.models),
             "note": forecast.note,
         }
@@ -81,11 +82,16 @@ def put_score(connection: Connection, forecast: StoredForecast, score: ForecastS
     )
 
 
+def _to_json(rows: Sequence[Sequence[float]]) -> list[list[float | None]]:
+    """Rows with null for an unknown value: JSON has no NaN."""
+    return [[value if math.isfinite(value) else None for value in values] for values in rows]
+
+
 def _forecast(row: Any) -> StoredForecast:
     content = row.forecast
 
     def rows(name: str) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(values) for values in content[name])
+        return tuple(tuple(math.nan if value is None else value for value in values) for values in content[name])
 
     return StoredForecast(
         row.grouped,
