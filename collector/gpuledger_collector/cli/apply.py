@@ -35,8 +35,8 @@ def apply(
     """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; other rules are superseded,
-    never deleted. The same holds for [[budget]], [[shared_cost]], [[carbon]], [[recipient]], [[contact]], [[action]]
-    and [[pool]] tables. Prices are added as `import prices` does. The affected days are rated again.
+    never deleted. The same holds for [[budget]], [[shared_cost]], [[share]], [[carbon]], [[recipient]], [[contact]],
+    [[action]] and [[pool]] tables. Prices are added as `import prices` does. The affected days are rated again.
     """
     parsed = read_declared(file)
     for problem in in_order(parsed.problems):

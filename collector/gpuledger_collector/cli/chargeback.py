@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import (
     UNAVAILABLE,
+    TimeRange,
     column_names,
     end_with,
     new_app,
@@ -33,6 +34,7 @@ from gpuledger_collector.cli.output import Column, table_text, terminal_width, w
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, focus_split, parquet
+from gpuledger_collector.export.cells import rows_as
 from gpuledger_collector.export.chargeback import (
     as_csv,
     as_json,
@@ -43,6 +45,8 @@ from gpuledger_collector.export.chargeback import (
     unbilled_line,
     waste_line,
 )
+from gpuledger_collector.export.fair_share import COLUMNS as SHARE_COLUMNS
+from gpuledger_collector.export.fair_share import share_rows
 from gpuledger_collector.services.chargeback import (
     convert_chargeback,
     hours_by,
@@ -51,12 +55,14 @@ from gpuledger_collector.services.chargeback import (
     read_cash,
     read_chargeback,
 )
+from gpuledger_collector.services.fair_share import read_share_use, roll_up_period, share_notes
 from gpuledger_collector.storage.billing import cash, periods, providers
 from gpuledger_collector.storage.billing.allocation import shares
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 
 app = new_app()
+SHARE = "share"
 TEXTS = {"currency", "billed", "correction_of", "exchange"}
 ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
 
@@ -100,7 +106,9 @@ def chargeback(
     start: options.FirstDay = None,
     end: options.LastDay = None,
     days: options.LastDays = None,
-    by: Annotated[str, Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node.")] = "team",
+    by: Annotated[
+        str, Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node; or share.")
+    ] = "team",
     form: Annotated[ChargebackFormat, Option("--format", help="Form of the output.")] = ChargebackFormat.table,
     focus_version: Annotated[
         FocusVersion, Option("--focus-version", help="For focus: 1.2, or 1.4 with the columns of split allocation.")
@@ -121,11 +129,17 @@ def chargeback(
 ) -> None:
     """Say who pays for what; time that nobody held, that nobody is known to pay or that has no rate has its own rows.
 
+    `--by share` compares what teams held with their shares of pools: lent, borrowed, and waited for while it was lent.
     With --exit-code it ends with 1 when some usage has no price.
     """
-    names = column_names(by, DIMENSIONS)
     asked = time_range(period, start, end, days)
     _require_fitting(form, currency, output, view)
+    if by == SHARE:
+        if view is View.cash:
+            refuse("--by share has no --view cash: it compares what was charged for the time")
+        _write_shares(asked, form, currency, output, dsn, config)
+        return
+    names = column_names(by, DIMENSIONS)
     with open_session(dsn, config) as session:
         now_ms, span = session.now_ms, session.rated(asked)
         with session.database.transaction(read_only=True) as connection:
@@ -158,6 +172,35 @@ def chargeback(
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     end_with(bool(bill.unpriced), exit_code)
+
+
+def _write_shares(
+    asked: TimeRange, form: ChargebackFormat, currency: str, output: Path | None, dsn: str | None, config: Path | None
+) -> None:
+    """Write what teams held of their shares of pools."""
+    if form not in LISTS or currency:
+        refuse("--by share is a table, csv or json, in the ledger's currencies")
+    with open_session(dsn, config) as session:
+        span = session.rated(asked)
+        roll_up_period(session.database, span)
+        with session.database.transaction(read_only=True) as connection:
+            uses, notes = read_share_use(connection, span), share_notes(connection, span)
+    if not uses:
+        notes.append(
+            "no team has a share of a pool; declare [[share]] tables, or run gpuledger import shares FILE --pool POOL"
+        )
+    rows = share_rows(uses)
+    columns = [
+        Column(name) if name in {"pool", "team", "currency"} else Column(name, name, is_number=True, is_optional=True)
+        for name in SHARE_COLUMNS
+    ]
+    if form is ChargebackFormat.table:
+        text = table_text(columns, rows, terminal_width() if output is None else None, [])
+    else:
+        text = rows_as(form.value, SHARE_COLUMNS, [list(row.values()) for row in rows])
+    write_text(text, output)
+    for note in notes:
+        say(f"gpuledger: {note}", error=True)
 
 
 def hours_table(held: Sequence[tuple[tuple[str, ...], int]], by: Sequence[str], width: int | None) -> str:

@@ -1,10 +1,12 @@
-"""gpuledger import: usage, prices, inventory, samples, queues and bills from files."""
+"""gpuledger import: usage, prices, inventory, samples, queues, shares and bills from files."""
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import available_timezones
@@ -30,8 +32,9 @@ from gpuledger_collector.ingest.files.inventory import read_inventory
 from gpuledger_collector.ingest.files.queue import read_queue
 from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
+from gpuledger_collector.ingest.files.shares import read_shares
 from gpuledger_collector.ingest.files.usage import LONG_DAYS, UsageOptions, long_usage, read_usage
-from gpuledger_collector.storage.billing import bills
+from gpuledger_collector.storage.billing import bills, declarations
 from gpuledger_collector.storage.billing import prices as price_book
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.ledger import imports
@@ -51,7 +54,9 @@ class DateOrder(enum.StrEnum):
 
 
 app = new_app(
-    name="import", help="Bring usage, prices, inventory, samples, queues or bills from files.", no_args_is_help=True
+    name="import",
+    help="Bring usage, prices, inventory, samples, queues, shares or bills from files.",
+    no_args_is_help=True,
 )
 ANY_INSTANT = "--allow-any-instant"
 File = Annotated[Path, Argument(metavar="FILE", help="CSV; .gz is read as well.")]
@@ -305,6 +310,40 @@ def queue(
         parsed = read_queue(file, source, pool_name(pool), instants(any_instant))
     refuse_bad(file, parsed, skip_bad)
     _write_file("readings", lambda connection: queues.add(connection, parsed.rows, now()), dsn, config, dry_run)
+
+
+@app.command(epilog="Example: sacctmgr -P show assoc > assoc.txt && gpuledger import shares assoc.txt --pool h100")
+def shares(
+    file: Annotated[Path, Argument(metavar="FILE", help="What sacctmgr or kubectl printed.")],
+    pool: Annotated[str, Option("--pool", help="Pool of which these are shares.")],
+    effective_from: Annotated[
+        str | None, Option("--effective-from", metavar="DAY", help="First day; else they hold for all days.")
+    ] = None,
+    dry_run: options.DryRun = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Import teams' shares of a pool: GPU limits or Shares of Slurm's accounts, or quotas of Kubernetes' namespaces.
+
+    Slurm: sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres; an account is a team. Kubernetes:
+    kubectl get resourcequota -A -o json; a namespace is a team. The shares that were read before from the same
+    scheduler for this pool are superseded; declared [[share]] tables stay.
+    """
+    try:
+        from_on = None if effective_from is None else dt.date.fromisoformat(effective_from)
+    except ValueError:
+        refuse(f"--effective-from: {effective_from!r} is not a day; write it as 2026-10-31")
+    scheduler, parsed = read_shares(file, pool_name(pool), from_on)
+    refuse_bad(file, parsed, skip_bad=False)
+    read_from = f"{scheduler}:{pool_name(pool)}"
+    rows = [replace(share, read_from=read_from) for share in parsed.rows]
+    _write_file(
+        "shares",
+        lambda connection: declarations.replace_shares(connection, rows, now(), read_from),
+        dsn,
+        config,
+        dry_run,
+    )
 
 
 def refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:

@@ -12,6 +12,7 @@ from gpuledger_collector.config import (
     budgets,
     money,
     notification_rules,
+    pool_shares,
     prices,
     providers,
     scaling,
@@ -67,6 +68,7 @@ KINDS: Mapping[str, Kind] = {
     "shared_cost": Kind(
         "shared costs", shared_costs.DeclaredSharedCost, declarations.replace_shared_costs, declarations.shared_costs
     ),
+    "share": Kind("shares", pool_shares.DeclaredShare, declarations.replace_shares, declarations.declared_shares),
     "carbon": Kind("carbon", shared_costs.DeclaredIntensity, declarations.replace_carbon, declarations.carbon),
     "recipient": Kind(
         "recipients",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.carbon import Intensity
+from gpuledger_collector.accounting.fair_share import PoolShare
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
@@ -16,6 +17,7 @@ from gpuledger_collector.storage.locks import Connection, Lock
 
 _SHARED = ("name", "source", "amount_micro", "currency", "pool", "key", "level", "weights", "scope", "from_on", "to_on")
 _CARBON = ("region", "pool", "grams_per_kwh", "pue", "from_on", "to_on")
+_SHARE = ("team", "pool", "fraction", "gpus", "from_on", "to_on", "read_from")
 IN_FORCE = "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at > %(at)s)"
 """SQL: rows in force, now (`at` null) or at an instant."""
 
@@ -33,6 +35,30 @@ def replace_shared_costs(connection: Connection, wanted: Sequence[SharedCost], n
     """Replace the shared costs in force. No charge changes: reports compute the shares."""
     rows = [{name: getattr(cost, name) for name in _SHARED} for cost in wanted]
     return replace_rows(connection, "shared_cost", _SHARED, rows, after_closes(connection, now))
+
+
+def pool_shares(connection: Connection, at: dt.datetime | None = None) -> list[PoolShare]:
+    """Read the shares of pools in force, now or at an instant, by pool and team."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_SHARE)} FROM pool_share WHERE {IN_FORCE} ORDER BY pool, team, from_on NULLS FIRST, id",
+        {"at": at},
+    )
+    return [PoolShare(*row) for row in rows]
+
+
+def declared_shares(connection: Connection) -> list[PoolShare]:
+    """Read the declared shares in force."""
+    return [share for share in pool_shares(connection) if not share.read_from]
+
+
+def replace_shares(
+    connection: Connection, wanted: Sequence[PoolShare], now: dt.datetime, read_from: str = ""
+) -> ImportOutcome:
+    """Replace the shares in force that were read from somewhere, or the declared ones. No charge changes: reports compare with them."""
+    others = [share for share in pool_shares(connection) if share.read_from != read_from]
+    rows = [{name: getattr(share, name) for name in _SHARE} for share in (*others, *wanted)]
+    outcome = replace_rows(connection, "pool_share", _SHARE, rows, after_closes(connection, now))
+    return ImportOutcome(outcome.added, outcome.updated, outcome.unchanged - len(others))
 
 
 def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intensity]:

@@ -10,7 +10,7 @@ import datetime as dt
 import json
 from collections.abc import Sequence
 
-from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
@@ -107,3 +107,39 @@ def _summed(row: QueueRow) -> list[dict[str, object]]:
         }
         for key, (micro, workloads) in sorted(sums.items())
     ]
+
+
+def pools_with_capacity(connection: Connection, period: Period) -> set[str]:
+    """Names of the pools that had an accelerator in the period."""
+    rows = connection.execute(
+        "SELECT DISTINCT pool FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms > %s)",
+        (period.end_ms, period.start_ms),
+    )
+    return {row[0] for row in rows}
+
+
+def waiting_by_team(connection: Connection, period: Period, step_ms: int) -> dict[int, dict[tuple[str, str], int]]:
+    """Read the GPUs waited for, in millionths, by step, pool and team; a step without a valid reading is absent.
+
+    A step takes the newest reading of each source of the hour before its end.
+    """
+    rows = connection.execute(
+        """
+        WITH newest AS (
+            SELECT DISTINCT ON (q.source, step) step, q.waiting FROM queue_reading q,
+                generate_series(q.at_ms / %(step)s * %(step)s, q.at_ms + %(valid)s - 1, %(step)s) AS step
+            WHERE q.at_ms >= %(start)s - %(valid)s AND q.at_ms < %(end)s AND step >= %(start)s AND step < %(end)s
+            ORDER BY q.source, step, q.at_ms DESC
+        )
+        SELECT step, coalesce(item->>'pool', ''), coalesce(item->>'team', ''),
+            coalesce(sum((item->>'gpu_micro')::bigint), 0)::bigint
+        FROM newest LEFT JOIN LATERAL
+            jsonb_array_elements(CASE jsonb_typeof(waiting) WHEN 'array' THEN waiting ELSE '[]' END) item ON true
+        GROUP BY 1, 2, 3
+        """,
+        {"step": step_ms, "start": period.start_ms, "end": period.end_ms, "valid": HOUR_MS},
+    )
+    waiting: dict[int, dict[tuple[str, str], int]] = {}
+    for step, pool, team, micro in rows:
+        waiting.setdefault(step, {})[pool, team] = micro
+    return waiting

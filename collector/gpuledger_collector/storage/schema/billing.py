@@ -97,6 +97,18 @@ table(
 )
 
 table(
+    "pool_share",
+    "Teams' shares of pools, to which reports compare what they held: rows are superseded, never edited.",
+    identity(),
+    *required(TEXT, "team", "pool"),
+    column("fraction", sa.Numeric(7, 6), "of the pool's capacity; null: gpus", nullable=True),
+    *optional(sa.Integer, "gpus"),
+    *optional(sa.Date, "from_on", "to_on"),
+    column("read_from", TEXT, "scheduler and pool; empty: declared", default=""),
+    *versioned(),
+)
+
+table(
     "carbon_intensity",
     "Dated carbon intensities of the grid by pool: rows are superseded, never edited.",
     identity(),
