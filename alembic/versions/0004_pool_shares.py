@@ -6,7 +6,7 @@ Revision ID: 0004
 from alembic import op
 
 revision = "0004"
-down_revision = "0001"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 phase = "pre"

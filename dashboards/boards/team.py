@@ -41,8 +41,10 @@ from dashboards.sql import (
     TEAM,
     TEAMS,
     WORKLOAD_SPAN,
+    between,
     currency,
     datasource,
+    date,
     leading,
     model,
     month_end,
@@ -70,6 +72,45 @@ TO_PROJECT = (
         keep=("datasource", "currency", "team", "pool", "model"),
     ),
 )
+STEP_NS = "3e11"
+SHARES = f"""
+    WITH used AS MATERIALIZED (
+        SELECT l.at_ms, l.pool, CASE WHEN l.state = 'held' THEN {TEAM} END AS team, sum(l.gpu_ns)::float AS ns,
+            (sum(l.cost_micro) FILTER (WHERE l.state = 'held' AND {CURRENCY}))::float AS cost
+        FROM owner_5min l {OWNER} WHERE {between("l.at_ms")} AND l.state IN ('held', 'unallocated') AND {POOLS}
+            AND l.pool IN (SELECT pool FROM pool_share) AND l.pool IN (SELECT pool FROM capacity) GROUP BY 1, 2, 3
+    ), step AS MATERIALIZED (SELECT at_ms, pool, sum(ns) AS capacity FROM used GROUP BY 1, 2),
+    part AS (
+        SELECT at_ms, pool, team, ns AS held, cost, NULL::float AS wanted FROM used WHERE team IS NOT NULL
+        UNION ALL
+        SELECT l.at_ms, l.pool, s.team, 0, NULL, coalesce(s.fraction * l.capacity, s.gpus * {STEP_NS})
+        FROM step l JOIN pool_share s ON s.pool = l.pool AND s.superseded_at IS NULL
+            AND (s.from_on IS NULL OR s.from_on <= {date("l.at_ms")})
+            AND (s.to_on IS NULL OR s.to_on > {date("l.at_ms")})
+    ), team AS (
+        SELECT at_ms, pool, team, sum(held) AS held, sum(cost) AS cost, sum(wanted) AS wanted FROM part GROUP BY 1, 2, 3
+    ), entitled AS (
+        SELECT team.*, capacity, sum(wanted) OVER step AS all_wanted,
+            coalesce(wanted * least(1, capacity / nullif(sum(wanted) OVER step, 0)), 0) AS share
+        FROM team JOIN step USING (at_ms, pool) WINDOW step AS (PARTITION BY at_ms, pool)
+    ), compared AS (
+        SELECT *, greatest(held - share, 0) AS beyond, greatest(share - held, 0) AS unused FROM entitled
+        WHERE all_wanted IS NOT NULL
+    ), moved AS (
+        SELECT *, sum(beyond) OVER step AS all_beyond, sum(unused) OVER step AS all_unused,
+            least(greatest(sum(beyond) OVER step - greatest(capacity - all_wanted, 0), 0),
+                sum(unused) OVER step) AS ns
+        FROM compared WINDOW step AS (PARTITION BY at_ms, pool)
+    )
+    SELECT l.pool, l.team, sum(share) / {GPU_HOUR_NS} AS "share, GPU-hours",
+        sum(held) / {GPU_HOUR_NS} AS "GPU-hours held",
+        sum(least(held, share)) / nullif(sum(share), 0) AS "used of share",
+        sum(ns * unused / nullif(all_unused, 0)) / {GPU_HOUR_NS} AS lent,
+        sum(ns * beyond / nullif(all_beyond, 0)) / {GPU_HOUR_NS} AS borrowed,
+        sum(cost * ns * beyond / nullif(all_beyond, 0) / nullif(held, 0)) / {MICRO} AS "cost of borrowed"
+    FROM moved l WHERE {picked("l.team", "team")} GROUP BY 1, 2 ORDER BY 1, 2
+"""
+"""What each team had of its shares of pools: `chargeback --by share` in the range, for pools of the inventory."""
 TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
 MONTH = month_end(OWNER, f"l.state = 'held' AND {CURRENCY} AND {TEAMS} AND {POOLS} AND {MODELS}")
 FINDING_TEAM = "coalesce(nullif(f.team, ''), '(unattributed)')"
@@ -182,6 +223,26 @@ BOARD = Board(
                         column("finding", unit="string", mappings=[codes(IDLE_WORDS)]),
                         column("since", unit="time:YYYY-MM-DD HH:mm"),
                         *HIDDEN_SPAN,
+                    ),
+                ),
+            ),
+        ),
+        (
+            "Shares of pools",
+            (
+                table(
+                    "What was held of each share, lent and borrowed ($currency)",
+                    "GPU-hours by pool and team; borrowed is what a team held beyond its share while another left "
+                    "that much unused, with the borrower's charge for it. May be empty where no share is declared.",
+                    SHARES,
+                    HOURS,
+                    width=24,
+                    height=6,
+                    decimals=1,
+                    overrides=(
+                        *(column(name, unit="string") for name in ("pool", "team")),
+                        column("used of share", unit=RATIO, decimals=1),
+                        column("cost of borrowed", unit=MONEY, decimals=2),
                     ),
                 ),
             ),

@@ -8,6 +8,7 @@ import pytest
 
 from fakes.boards import BOARDS, SPAN, asked, chosen, options
 from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.services.run_report import compare_sizes
 
 pytestmark = pytest.mark.slow
@@ -86,6 +87,34 @@ def test_runs_of_one_name_scale_as_the_command_says(ledger, seeded):
         assert float(row["seconds a unit"]) == pytest.approx(float(point.seconds))
         assert float(row["efficiency"]) == pytest.approx(float(point.efficiency))
         assert float(row["cost of a unit"]) == pytest.approx(float(point.unit_cost), rel=1e-3)
+
+
+def test_shares_of_pools_are_those_of_the_command(ledger):
+    """What is lent, borrowed and used of a share: the panel's numbers are those of `chargeback --by share`."""
+    pools = [row[0] for row in ledger.execute("SELECT DISTINCT pool FROM capacity ORDER BY 1")]
+    teams = [row[0] for row in ledger.execute("SELECT DISTINCT team FROM owner WHERE team <> '' ORDER BY 1")]
+    for at, team in enumerate(teams[:3]):
+        ledger.execute(
+            "INSERT INTO pool_share (team, pool, fraction, gpus, recorded_at) SELECT %s, p, %s, %s, now() "
+            "FROM unnest(%s::text[]) p",
+            (team, None if at else 0.5, 3 * at if at else None, pools),
+        )
+    period = Period(int(SPAN.since.timestamp() * 1000), int(SPAN.until.timestamp() * 1000))
+    expected = {(use.pool, use.team): use for use in read_share_use(ledger, period)}
+    panel = rows(ledger, "team", "What was held of each share, lent and borrowed ($currency)")
+    assert {(row["pool"], row["team"]) for row in panel} == expected.keys()
+    assert sum(use.borrowed_ns for use in expected.values()) > 0
+    for row in panel:
+        use = expected[row["pool"], row["team"]]
+        for name, ns in (
+            ("share, GPU-hours", use.share_ns),
+            ("GPU-hours held", use.held_ns),
+            ("lent", use.lent_ns),
+            ("borrowed", use.borrowed_ns),
+        ):
+            assert float(row[name] or 0) == pytest.approx(ns / 3.6e12, abs=1e-6), (row, name)
+        if use.borrowed_micro.get("USD"):
+            assert float(row["cost of borrowed"]) == pytest.approx(use.borrowed_micro["USD"] / 1e6, abs=0.01)
 
 
 def test_unknown_activity_is_not_busy(ledger):

@@ -18,6 +18,7 @@ from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.progress import over
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.statement import as_html, index
+from gpuledger_collector.services.fair_share import roll_up_period
 from gpuledger_collector.services.statement import (
     NoStatement,
     monthly_chargeback,
@@ -68,6 +69,7 @@ def statement(
         span = session.calendar.named(nominal or month(name))
         # The page compares with the month before, so both are rated.
         session.rate(Period(month_before(span, session.calendar).start_ms, span.end_ms))
+        roll_up_period(session.database, span)
         with session.database.transaction(read_only=True) as connection:
             if folder is not None:
                 _write_all(connection, level, name, span, folder, session.now_ms)

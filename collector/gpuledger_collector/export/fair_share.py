@@ -23,14 +23,14 @@ COLUMNS = (
 )
 
 
-def share_rows(uses: Sequence[ShareUse]) -> list[dict[str, str]]:
+def share_rows(uses: Sequence[ShareUse], digits: int = 6) -> list[dict[str, str]]:
     """A row for each pool and team, with a further one, of costs alone, for each further currency.
 
     `used_of_share`: time held within the share over the share. Empty where something is not known or does not apply.
     """
     rows = []
     for use in uses:
-        hours = hours_decimal([use.share_ns, use.held_ns, use.lent_ns, use.borrowed_ns, use.waited_ns or 0])
+        hours = hours_decimal([use.share_ns, use.held_ns, use.lent_ns, use.borrowed_ns, use.waited_ns or 0], digits)
         share, held, lent, borrowed, waited = map(str, hours)
         times = {
             "gpu_hours_share": share if use.share_ns else "",

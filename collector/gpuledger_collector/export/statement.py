@@ -11,6 +11,7 @@ from markupsafe import Markup
 from gpuledger_collector.accounting.budgets import money_text, percent_of, top
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
 from gpuledger_collector.accounting.closing import ClosedPeriod
+from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import MICRO
@@ -23,6 +24,7 @@ from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
+from gpuledger_collector.export.fair_share import share_rows
 from gpuledger_collector.export.findings import STATES
 from gpuledger_collector.export.site import (
     ANOMALIES,
@@ -68,6 +70,7 @@ class Statement:
     below: str | None
     calendar: Calendar = UTC_DAYS
     contested: tuple[Contested, ...] = ()
+    shares: tuple[ShareUse, ...] = ()
 
     @property
     def zone(self) -> str:
@@ -89,6 +92,7 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         findings=[finding_facts(finding) for finding in statement.findings[:SHOWN_FINDINGS]],
         more_findings=max(len(statement.findings) - SHOWN_FINDINGS, 0),
         amended=[(currency, micro) for currency, micro in sorted(statement.amended.items()) if micro],
+        shares=share_rows(statement.shares, 1),
         contested=[_contested(contested) for contested in statement.contested],
         marks={contested.job: "contested" for contested in statement.contested if contested.job is not None},
         trust=trust(statement.checks, statement.calendar),

@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.chargeback import (
     totals,
 )
 from gpuledger_collector.accounting.exchange import Exchange, view
+from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT
@@ -40,10 +41,11 @@ NO_INVENTORY = (
 
 @dataclass(frozen=True, slots=True)
 class Chargeback:
-    """The report, and every share of a common cost in it."""
+    """The report, every share of a common cost in it, and what teams held of their shares of pools where asked for."""
 
     report: Report
     shares: Sequence[SharedPart] = field(default_factory=list)
+    pool_use: Sequence[ShareUse] = ()
 
 
 def read_chargeback(

@@ -20,8 +20,10 @@ USABLE = ("held", "unallocated")
 
 
 def roll_up_period(database: Database, period: Period) -> None:
-    """Roll up the days of the period that were rated since, as the collector's job does."""
+    """Roll up the days of the period that were rated since, as the collector's job does, if any team has a share."""
     with database.connect() as connection:
+        if not declarations.pool_shares(connection):
+            return
         days = [day for day in series.days_to_roll_up(connection, period.start_ms) if day < period.end_ms]
     for day_ms in days:
         with database.transaction(Lock.SERIES) as connection:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, SharedPart
 from gpuledger_collector.accounting.closing import ClosedPeriod
+from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -26,6 +27,7 @@ from gpuledger_collector.accounting.statement import (
 from gpuledger_collector.export.statement import Statement
 from gpuledger_collector.services.budget_status import forecast_owners, status_of
 from gpuledger_collector.services.chargeback import Chargeback, read_chargeback
+from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_collector.storage.findings import findings
@@ -51,7 +53,11 @@ def monthly_chargeback(connection: Connection, level: str, month: str, now_ms: i
     """The month's bill of every owner by one level: cents and shares of one owner depend on all others."""
     require_level(level)
     period = zones.calendar(connection).month(month)
-    return read_chargeback(connection, period, (level,), now_ms, separate_corrections=False)
+    chargeback = read_chargeback(connection, period, (level,), now_ms, separate_corrections=False)
+    # The statement of a closed month is the same for ever, and shares and their series are not kept that long.
+    if level != "team" or statements.closed(connection, period) is not None:
+        return chargeback
+    return replace(chargeback, pool_use=read_share_use(connection, period))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class _Month:
     now_ms: int
     rows: Mapping[str, Sequence[ReportRow]]
     shares: Mapping[str, Sequence[SharedPart]]
+    pool_use: Mapping[str, Sequence[ShareUse]]
     checks: tuple[ConservationCheck, ...]
     closed: ClosedPeriod | None
     budgets: Mapping[str, Sequence[Budget]]
@@ -128,6 +135,7 @@ class _Month:
                 below=self.below,
                 calendar=self.calendar,
                 contested=tuple(contested.get(owner, ())),
+                shares=tuple(self.pool_use.get(owner, ())),
             )
 
     def _changes(
@@ -195,6 +203,7 @@ def _month_of(connection: Connection, level: str, name: str, now_ms: int, charge
         now_ms=now_ms,
         rows=_grouped(priced, lambda row: row.keys[0]),
         shares=_grouped(chargeback.shares, lambda part: part.keys[0]),
+        pool_use=_grouped(chargeback.pool_use, lambda use: use.team),
         checks=checks,
         closed=statements.closed(connection, period),
         budgets=_grouped(budgets.current(connection), lambda budget: budget.owner.get(level)),

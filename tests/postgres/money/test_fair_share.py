@@ -110,6 +110,21 @@ def test_shares_that_a_scheduler_prints(shared, run, written):
     assert "sacctmgr -P show assoc" in err
 
 
+def test_the_statement_of_an_open_month_shows_them(shared, run, written, tmp_path):
+    """The team's own rows; a closed month's statement stays as it was, and has none."""
+    assert run("apply", written("shares.toml", SHARES))[0] == 0
+    page = tmp_path / "page.html"
+    statement = ("statement", "--period", "2025-10", "--owner", "team-1", "-o", page)
+    assert run(*statement)[0] == 0
+    text = page.read_text()
+    section = text[text.index('id="shares"') : text.index("</section>", text.index('id="shares"'))]
+    assert all(cell in section for cell in (">train<", ">4.0<", ">1.0<", "25.0%", "2.0", "7.20 USD")), section
+    assert "(unattributed)" not in section
+    assert run("close", "2025-10")[0] == 0
+    assert run(*statement)[0] == 0
+    assert 'id="shares"' not in page.read_text()
+
+
 def test_without_shares_it_says_how_to_have_them(shared, run):
     """A table without rows, and the way to them."""
     code, out, err = run("chargeback", *PERIOD, "--by", "share")

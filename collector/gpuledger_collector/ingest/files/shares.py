@@ -61,9 +61,7 @@ def _read_quotas(file: Path, text: str, parsed: Parsed[PoolShare], pool: str, fr
                 )
                 continue
             least[namespace] = min(least.get(namespace, int(amount)), int(amount))
-    parsed.rows.extend(
-        PoolShare(namespace, pool, None, gpus, from_on) for namespace, gpus in sorted(least.items())
-    )
+    parsed.rows.extend(PoolShare(namespace, pool, None, gpus, from_on) for namespace, gpus in sorted(least.items()))
     if not least and not parsed.problems:
         parsed.problems.append(Problem("empty", str(file), "has no quota of requests.VENDOR/gpu"))
 
@@ -97,9 +95,7 @@ def _read_associations(file: Path, text: str, parsed: Parsed[PoolShare], pool: s
     ]
     limited = {row["account"]: int(found[1]) for row in accounts if (found := _GPUS.search(row["limits"]))}
     if limited:
-        parsed.rows.extend(
-            PoolShare(account, pool, None, gpus, from_on) for account, gpus in sorted(limited.items())
-        )
+        parsed.rows.extend(PoolShare(account, pool, None, gpus, from_on) for account, gpus in sorted(limited.items()))
         return
     _share_by_weight(file, accounts, parsed, pool, from_on)
 

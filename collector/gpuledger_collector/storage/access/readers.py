@@ -49,6 +49,7 @@ READABLE = (
     "node_utilization",
     "owner",
     "owner_5min",
+    "pool_share",
     "price",
     "queue_reading",
     "scaling_decision",

@@ -54,7 +54,7 @@ def declared_shares(connection: Connection) -> list[PoolShare]:
 def replace_shares(
     connection: Connection, wanted: Sequence[PoolShare], now: dt.datetime, read_from: str = ""
 ) -> ImportOutcome:
-    """Replace the shares in force that were read from somewhere, or the declared ones. No charge changes: reports compare with them."""
+    """Replace the shares in force of one scheduler and pool, or the declared ones. No charge changes."""
     others = [share for share in pool_shares(connection) if share.read_from != read_from]
     rows = [{name: getattr(share, name) for name in _SHARE} for share in (*others, *wanted)]
     outcome = replace_rows(connection, "pool_share", _SHARE, rows, after_closes(connection, now))
