@@ -120,7 +120,8 @@ def test_the_statement_of_an_open_month_shows_them(shared, run, written, tmp_pat
     section = text[text.index('id="shares"') : text.index("</section>", text.index('id="shares"'))]
     assert all(cell in section for cell in (">train<", ">4.0<", ">1.0<", "25.0%", "2.0", "7.20 USD")), section
     assert "(unattributed)" not in section
-    assert run("close", "2025-10")[0] == 0
+    code, _, err = run("close", "--period", "2025-10")
+    assert code == 0, err
     assert run(*statement)[0] == 0
     assert 'id="shares"' not in page.read_text()
 
