@@ -1,12 +1,12 @@
 """Shares of pools: what teams are entitled to, declared or read from a scheduler.
 
-Revision ID: 0004
+Revision ID: 0005
 """
 
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0005"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 phase = "pre"
