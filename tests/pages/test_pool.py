@@ -70,7 +70,7 @@ def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, re
     assert f"Last decision {latest['desired_gpus']:g} GPUs" in page.text
     assert latest["reason"] in page.text
     (past,) = json.loads(run("forecast", "history", "--pool", pool, "--format", "json")[1])
-    assert f"inside the forecast band {past['inside']:.0%}" in page.text
+    assert f"inside the forecast band {100 * past['inside']:.0f} %" in page.text
     assert "Prediction on advice only" in page.text
     assert 'name = "train"\npredict = false' in text.replace("&#34;", '"')
     pictured = request.getfixturevalue("pictured")  # only now: without a Chromium all the rest is still judged

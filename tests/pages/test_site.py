@@ -215,7 +215,7 @@ def test_several_jobs_of_one_name_are_a_list(fleet):
         status, headers, _ = ask(fleet, f"/jobs/train?{NARROWED}")
         assert (status, headers["Location"]) == (303, f"/jobs?period={MONTH}&team={OWN}&name=train")
         assert [row[0] for row in Page(ask(fleet, headers["Location"])[2]).table("job").rows[1:]] == [
-            f"train {OWN}-user · NVIDIA L4"
+            f"train {OWN} · {OWN}-user · NVIDIA L4"
         ]
         assert len(Page(ask(fleet, "/jobs?name=train")[2]).table("job").rows) == 3
     finally:
