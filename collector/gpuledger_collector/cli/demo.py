@@ -34,6 +34,8 @@ from gpuledger_collector.cli.demo_summary import Highlights, summary
 app = new_app()
 LATE_NODE, LATE_DAYS = "l4-01", 2
 READY_SECONDS = 60
+PATIENCE_SECONDS = 40
+"""How long a process of the demo may take to end."""
 PORT = 8440
 MARKER, CONFIG = ".gpuledger-demo", "collector.toml"
 
@@ -331,6 +333,7 @@ def collector(stage: Stage) -> Iterator[None]:
         wait_ready(stage, server)
         yield
     finally:
+        stage.say("ending the collector and its database ...")
         end(server)
 
 
@@ -353,14 +356,26 @@ def wait_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
 
 def end(*processes: subprocess.Popen[bytes]) -> None:
     """SIGTERM to all, patience, then SIGKILL: to processes that the demo started, and to no other."""
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(timeout=40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with uninterrupted():
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(timeout=PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore interrupts while the block runs: a second Ctrl-C must leave no process behind."""
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def enter_prices(stage: Stage, start: datetime, days: int) -> None:
