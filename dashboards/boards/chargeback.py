@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.grafana import EXACT, GREEN, MONEY, VERMILION, Board, Panel, column, stat, table
 from dashboards.sql import DAYS, GPU_HOUR_NS, LEDGER, MICRO, OWNER, currency, datasource, date, drawn
+from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.currencies import MINOR_DIGITS
 
 ODD = sorted(code for code, digits in MINOR_DIGITS.items() if digits != 2)
@@ -52,6 +53,7 @@ def divided(name: str, unit: str) -> str:
     return f"({floored(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END) * {unit}"
 
 
+PAID = ", ".join(f"'{state}'" for state in sorted(PAID_BY_OWNERS))
 MEASURES = ("ns", "idle_ns", "cost", "idle_cost")
 
 
@@ -59,7 +61,7 @@ def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
     """The chargeback by these owner levels, row by row as `gpuledger chargeback --format csv` writes it."""
     keys = ",\n    ".join(
         f"""CASE WHEN l.currency IS NULL THEN '{"(unpriced)" if at == 0 else ""}'
-        WHEN l.state <> 'held' THEN {"'(' || l.state || ')'" if at == 0 else "''"}
+        WHEN l.state NOT IN ({PAID}) THEN {"'(' || l.state || ')'" if at == 0 else "''"}
         ELSE coalesce(nullif(l.{level}, ''), '(unattributed)') END AS key{at}"""
         for at, level in enumerate(levels)
     )

@@ -16,6 +16,7 @@ from gpuledger_agent.settings import Settings as AgentSettings
 from gpuledger_collector.cli import build
 from gpuledger_collector.config import toml
 from gpuledger_collector.config.declared import TABLES, read_declared
+from gpuledger_collector.config.erp_template import Template, read_template
 from gpuledger_collector.config.hooks import read_hooks
 from gpuledger_collector.config.kinds import KINDS
 from gpuledger_collector.settings import Settings
@@ -170,6 +171,10 @@ def test_every_file_that_is_shown_can_be_read(page, tmp_path):
                 declared = read_declared(path)
                 assert declared.problems == []
                 assert declared.values.items() >= written_again(declared, path).values.items()
+            elif "column" in content:
+                path = tmp_path / "erp.toml"
+                path.write_text(text)
+                assert isinstance(read_template(path), Template)
             elif any(isinstance(one, dict) and "address" in one for one in content.values()):
                 (tmp_path / "hooks.toml").write_text(text)
                 (tmp_path / "erp.secret").write_text("a-secret-of-over-24-characters\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 
+from gpuledger_collector.accounting.adjustments import TIERED, Adjustment
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.chargeback import report
@@ -25,7 +26,7 @@ from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.services.close import CannotClose, close_period
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing import commitments, declarations, disputes, prices
+from gpuledger_collector.storage.billing import adjustments, commitments, declarations, disputes, prices
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import reports, rules, zones
@@ -255,6 +256,60 @@ class Story:
             self.connection, [*declarations.shared_costs(self.connection), cost], self._now()
         )
 
+    def do_adjust(self, text: str) -> None:
+        given = match(
+            r"(?P<name>\S+): (?:(?P<kind>markup|discount) (?P<percent>[\d.]+)%|tiered (?P<steps>\S+) "
+            r"(?P<currency>[A-Z]{3})(?: per (?P<per>\w+))?)(?: of (?P<owner>\w+=\S+))?(?: in (?P<pool>\S+))?"
+            rf"(?: on (?P<model>\S+))?(?: from (?P<start>{_DATE}))?(?: to (?P<end>{_DATE}))?",
+            text,
+        )
+        policy = Adjustment(
+            None,
+            given["name"],
+            given["kind"] or TIERED,
+            pairs(given["owner"] or ""),
+            given["pool"] or "",
+            given["model"] or "",
+            Decimal(given["percent"]) if given["percent"] else None,
+            pairs(given["steps"] or ""),
+            (given["per"] or "team") if given["steps"] else "",
+            None,
+            given["currency"],
+            *(None if given[name] is None else dt.date.fromisoformat(given[name]) for name in ("start", "end")),
+        )
+        kept = [one for one in adjustments.declared(self.connection) if one.name != policy.name]
+        adjustments.replace(self.connection, [*kept, policy], self._now())
+
+    def do_drop(self, text: str) -> None:
+        kept = [one for one in adjustments.declared(self.connection) if one.name != text]
+        adjustments.replace(self.connection, kept, self._now())
+
+    def do_book(self, text: str) -> None:
+        given = match(
+            rf"(?P<name>\S+): (?P<kind>credit|debit) (?P<amount>[\d.]+) (?P<currency>[A-Z]{{3}}) "
+            rf"for (?P<owner>\w+=\S+) from (?P<start>{_DATE}) to (?P<end>{_DATE})",
+            text,
+        )
+        entry = Adjustment(
+            None,
+            given["name"],
+            given["kind"],
+            pairs(given["owner"]),
+            amount_micro=int(Decimal(given["amount"]) * 1_000_000),
+            currency=given["currency"],
+            from_on=dt.date.fromisoformat(given["start"]),
+            to_on=dt.date.fromisoformat(given["end"]),
+            reason="agreed",
+            approver="finance",
+        )
+        adjustments.book(self.connection, entry, self._now())
+
+    def do_reverse(self, text: str) -> None:
+        try:
+            adjustments.reverse(self.connection, text, "booked in error", "finance", self._now())
+        except adjustments.EntryRefused as error:
+            raise Wrong(str(error)) from error
+
     def do_carbon(self, text: str) -> None:
         given = match(
             rf"(?P<grams>[\d.]+) g(?: pue (?P<pue>[\d.]+))?(?: pool (?P<pool>\S+))?(?: from (?P<start>{_DATE}))?", text
@@ -441,7 +496,8 @@ class Story:
             made = self._seen_in(given["view"], period, given["level"] or "team")
         amounts = [
             match(
-                r"(?:(?P<kind>idle|shared|all|list|contracted) )?(?P<value>[+-]?[\d.]+|no) (?P<unit>\S+)", part.strip()
+                r"(?:(?P<kind>idle|shared|all|list|contracted|adjusted) )?(?P<value>[+-]?[\d.]+|no) (?P<unit>\S+)",
+                part.strip(),
             )
             for part in given["amounts"].split(",")
         ]
@@ -470,6 +526,7 @@ class Story:
                     "idle": row.cost_held_idle_minor,
                     "shared": row.shared_minor,
                     "all": row.total_minor,
+                    "adjusted": row.adjusted_minor,
                     "list": row.list_minor,
                     "contracted": row.contracted_minor,
                 }[one["kind"]]

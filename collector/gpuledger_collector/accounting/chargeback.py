@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypeVar
 
+from gpuledger_collector.accounting.adjustments import KINDS as ADJUSTMENTS
+from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
@@ -81,6 +83,12 @@ class ReportRow:
     compared_micro: int | None = None
     effective_micro: int | None = None
     waste_micro: int | None = None
+    adjusted_minor: int | None = None
+    """How much of the direct cost is adjustments (accounting.adjustments)."""
+    adjusted_micro: int | None = None
+    cost_center: str = ""
+    gl_code: str = ""
+    """Where the owner is booked (accounting.cost_centers); several are joined where they changed or differ below it."""
 
     @property
     def total_minor(self) -> int | None:
@@ -107,6 +115,7 @@ _PRINTED = (
     ("contracted_minor", "contracted_micro", None, 0),
     ("compared_minor", "compared_micro", None, 0),
     ("effective_minor", "effective_micro", None, 0),
+    ("adjusted_minor", "adjusted_micro", None, 0),
 )
 """What is printed of which exact amount, the unit to which it is rounded (None: the minor unit), and its decimals."""
 
@@ -184,6 +193,7 @@ class _RowSums:
     contracted_micro: int | None = None
     compared_micro: int | None = None
     effective_micro: int | None = None
+    adjusted_micro: int | None = None
 
     def add(self, line: ChargedLine) -> None:
         """Add a line; idle time counts where some activity of held time is known."""
@@ -192,6 +202,8 @@ class _RowSums:
         if line.state == HELD and line.has_known_activity:
             self.idle_ns = add_known(self.idle_ns, line.idle_ns)
             self.idle_cost_micro = add_known(self.idle_cost_micro, line.idle_cost_micro)
+        if line.state in ADJUSTMENTS:
+            self.adjusted_micro = add_known(self.adjusted_micro, line.cost_micro)
         self.cost_micro = add_known(self.cost_micro, line.cost_micro)
         borne = line.cost_micro if line.effective_cost_micro is None else line.effective_cost_micro
         self.effective_micro = add_known(self.effective_micro, borne)
@@ -222,7 +234,8 @@ def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocat
         # Corrections may cancel out; a line without time and money is no row.
         if line.gpu_ns or line.cost_micro or line.idle_ns:
             key = (line.currency, (shown_keys(line, by), line.correction_of))
-            sums.setdefault(key, _RowSums(line.state)).add(line)
+            state = HELD if line.state in PAID_BY_OWNERS else line.state
+            sums.setdefault(key, _RowSums(state)).add(line)
     _add_allocations(sums, allocations)
     currencies = sorted({currency for currency, _ in sums if currency is not None})
     rows: list[ReportRow] = []
@@ -272,9 +285,16 @@ def shown_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
 
 def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     """The cells of a line by who held it, whether it has a price or not."""
-    if line.state == HELD:
+    if line.state in PAID_BY_OWNERS:
         named = zip(line.keys, by, strict=True)
-        return tuple([_shown(key, name) or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in named])
+        # An adjustment is paid by an owner and is no workload's: in that column stands its kind.
+        nobody = {"workload": UNATTRIBUTED if line.state == HELD else f"({line.state})"}
+        return tuple(
+            [
+                _shown(key, name) or nobody.get(name, UNATTRIBUTED if name in _OWNER_DIMENSIONS else "")
+                for key, name in named
+            ]
+        )
     # Parentheses mark names that no owner can have: owners' names that look like this are escaped.
     marked = next((at for at, name in enumerate(by) if name in _OWNER_DIMENSIONS), 0)
     cells = ["" if name in _OWNER_DIMENSIONS else _shown(key, name) for key, name in zip(line.keys, by, strict=True)]

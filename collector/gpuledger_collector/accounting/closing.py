@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, SharedPart
+from gpuledger_collector.accounting.cost_centers import Codes
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import Period, format_instant
@@ -14,7 +16,6 @@ from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 from gpuledger_collector.accounting.reserved_names import is_reserved
-from gpuledger_collector.accounting.usage import HELD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Invoice:
 
 def billed_to(charge: Charge, level: str) -> str:
     """The owner at a level of the tree, as the chargeback names it; what nobody held is billed under its state."""
-    if charge.state != HELD:
+    if charge.state not in PAID_BY_OWNERS:
         return f"({charge.state})"
     return (charge.owner.level(level) if charge.owner is not None else "") or UNATTRIBUTED
 
@@ -104,6 +105,7 @@ def receipt(
     lines: Sequence[ExportedCharge],
     proof: Reconciliation,
     shares: Sequence[SharedPart] = (),
+    codes: Mapping[str, Codes] | None = None,
 ) -> Mapping[str, object]:
     """The receipt of a close as a JSON object: period, invoices, shares, totals, proof, corrections and the seal."""
     corrections = [line.charge for line in lines if line.booked_day_ms is not None]
@@ -126,7 +128,7 @@ def receipt(
         "coverage_percent": None if proof.coverage is None else str(proof.coverage),
         "holds": proof.holds,
         "unpriced_gpu_ns": proof.unpriced_ns,
-        "invoices": [_invoice_row(invoice) for invoice in billed],
+        "invoices": [_invoice_row(invoice, (codes or {}).get(invoice.owner, Codes())) for invoice in billed],
         "shares": [_share_row(part) for part in shares],
         "totals": {
             currency: _amount(sum(invoice.minor for invoice in billed if invoice.currency == currency), currency)
@@ -142,7 +144,7 @@ def receipt(
     }
 
 
-def _invoice_row(invoice: Invoice) -> Mapping[str, object]:
+def _invoice_row(invoice: Invoice, codes: Codes) -> Mapping[str, object]:
     """Both the booked amount and the exact one: the first is what is paid, the second adds up with the ledger."""
     return {
         "owner": invoice.owner,
@@ -152,6 +154,8 @@ def _invoice_row(invoice: Invoice) -> Mapping[str, object]:
         "micro": invoice.micro,
         "shared": _amount(invoice.shared_minor, invoice.currency),
         "shared_micro": invoice.shared_micro,
+        "cost_center": codes.cost_center,
+        "gl_code": codes.gl_code,
     }
 
 

@@ -60,6 +60,8 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
             None if price is None else (price.purchase, price.rate, price.list_rate, price.region),
             charge.currency,
             None if commitment is None else replace(commitment, id=None),
+            # By name: another percentage of the same policy changes an amount, and makes no second line.
+            "" if charge.adjustment is None else charge.adjustment.name,
         )
         known = sums.get(key)
         sums[key] = charge if known is None else _joined(known, charge)
@@ -90,4 +92,5 @@ def _order(charge: Charge) -> tuple[object, ...]:
         price.id if price is not None and price.id is not None else 0,
         str(charge.owner),
         "" if charge.commitment is None else charge.commitment.name,
+        "" if charge.adjustment is None else charge.adjustment.name,
     )

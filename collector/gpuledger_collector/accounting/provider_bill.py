@@ -277,7 +277,7 @@ class _Comparing:
         """One more line of the bill."""
         # Every line counts in the bill's total before anything is decided about it: no later rule can lose an amount.
         written = line.effective if self._effective and line.effective is not None else line.billed
-        total = _atto(written)
+        total = atto(written)
         self._bill[line.currency] += total
         kind = _kind(line)
         match = None if kind else self._match(line)
@@ -475,7 +475,7 @@ def _cost(group: _Group) -> int:
     return sum(part.cost for part in group.parts.values())
 
 
-def _atto(amount: Decimal) -> int:
+def atto(amount: Decimal) -> int:
     """An amount in units of 1e-18. Raises ValueError for one with more places."""
     with localcontext(prec=80):
         scaled = amount.scaleb(PLACES)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 
+from gpuledger_collector.accounting.adjustments import POLICIES, Adjustment, HeldCost, Place, adjust
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commitment, Coverage, CoveredShare
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import cost_micro
@@ -80,6 +81,7 @@ class Charge(Measures):
     price: Price | None
     currency: str | None
     commitment: Commitment | None = None
+    adjustment: Adjustment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,3 +427,84 @@ def imported_rating_intervals(usage: ImportedUsage, day: Period, book: PriceBook
 def total_ns(charges: Iterable[Charge], state: str) -> int:
     """Add up the GPU-nanoseconds of the accelerators' charges in one state."""
     return sum(charge.gpu_ns for charge in charges if charge.state == state and charge.accelerator_id is not None)
+
+
+def held_costs(charges: Iterable[Charge]) -> dict[Place, HeldCost]:
+    """Add up what owners held of a day, by what adjustments tell apart; what has no price has no cost to adjust."""
+    held: dict[Place, HeldCost] = {}
+    for charge in charges:
+        if charge.state == HELD and charge.owner is not None and charge.currency is not None:
+            place = Place(charge.owner, charge.pool, charge.gpu_model, charge.currency)
+            sums = held.setdefault(place, HeldCost())
+            sums.gpu_ns += charge.gpu_ns
+            sums.cost_micro += charge.cost_micro or 0
+    return held
+
+
+@dataclass(frozen=True, slots=True)
+class DayAdjustments:
+    """The adjustments of a day.
+
+    `volumes` is what was held in the month before it, in GPU-nanoseconds, where a tier holds. Each entry has the days
+    that it is about.
+    """
+
+    policies: Sequence[Adjustment] = ()
+    volumes: Mapping[Place, int] = field(default_factory=dict)
+    entries: Sequence[tuple[Adjustment, Period]] = ()
+
+
+def adjustment_charges(held: Mapping[Place, HeldCost], day: Period, adjusting: DayAdjustments) -> list[Charge]:
+    """Charge what the adjustments of a day make of what owners held on it.
+
+    A policy's charge is zero at list and contracted prices, which the price book says; an entry is the same at any.
+    """
+    adjusted: list[Charge] = []
+    if adjusting.policies:
+        for amount in adjust(held, adjusting.policies, adjusting.volumes):
+            place = amount.place
+            adjusted.append(
+                _adjustment_charge(
+                    amount.adjustment, day, day, place.owner, place.pool, place.gpu_model, place.currency, amount.micro
+                )
+            )
+    for entry, about in adjusting.entries:
+        adjusted += [
+            _adjustment_charge(
+                entry, day, about, share.owner, share.pool, share.gpu_model, entry.currency or "", share.micro
+            )
+            for share in entry.entry_shares()
+            if share.micro
+        ]
+    return adjusted
+
+
+def _adjustment_charge(
+    adjustment: Adjustment,
+    day: Period,
+    about: Period,
+    owner: OwnerPath,
+    pool: str,
+    gpu_model: str,
+    currency: str,
+    micro: int,
+) -> Charge:
+    compared = 0 if adjustment.kind in POLICIES else micro
+    return Charge(
+        day_ms=day.start_ms,
+        start_ms=about.start_ms,
+        end_ms=about.end_ms,
+        accelerator_id=None,
+        workload_id=None,
+        owner=owner,
+        state=adjustment.kind,
+        pool=pool,
+        gpu_model=gpu_model,
+        node="",
+        price=None,
+        currency=currency,
+        adjustment=adjustment,
+        cost_micro=micro,
+        list_cost_micro=compared,
+        contracted_cost_micro=compared,
+    )

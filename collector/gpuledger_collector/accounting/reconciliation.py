@@ -65,6 +65,10 @@ class Reconciliation:
     calendar: Calendar = UTC_DAYS
     untrue_months: Sequence[Period] = ()
     """Months of the ledger that are not the sum of its days."""
+    adjusted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Adjustments of its days beside capacity x rate: micro-units by name and currency."""
+    misadjusted: Sequence[int] = ()
+    """Days (unix ms) whose adjustments are not what policies and entries make of what was held."""
     claims: Sequence[RefusedClaim] = ()
     """Claims of the period that were refused and that nobody has decided."""
 
@@ -75,8 +79,8 @@ class Reconciliation:
 
     @property
     def holds(self) -> bool:
-        """Whether every day's sums agree, and every month's with its days."""
-        return all(day.holds for day in self.days) and not self.untrue_months
+        """Whether every day's sums agree, its adjustments with what they follow from, and every month with its days."""
+        return all(day.holds for day in self.days) and not self.untrue_months and not self.misadjusted
 
     @property
     def currencies(self) -> list[str]:

@@ -99,6 +99,8 @@ def line_of(exported: ExportedCharge) -> bytes:
     if charge.commitment is not None:
         # Lines without a commitment keep the form that they had before commitments existed, and so their seal.
         content |= {"commitment": charge.commitment.name, "contracted_cost_micro": charge.contracted_cost_micro}
+    if charge.adjustment is not None:
+        content["adjustment"] = charge.adjustment.name
     # Sorted keys and no spaces: one charge has one text, whoever computes it. Names change after a close and are not
     # part of it (decision 0009).
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -17,6 +17,7 @@ PANELS = {
         Entry("chargeback", "chargeback", "Who pays for what"),
         Entry("statement", "statement", "One owner's month as a page to read, print and keep"),
         Entry("reconcile", "reconcile", "Prove that the bill covers all capacity, or check a provider's bill"),
+        Entry("adjustments", "adjustments", "Markups, discounts, tiers, credits, and true-ups to a provider's bill"),
         Entry("close", "close", "Close a month and book its invoices"),
         Entry("periods", "close", "Closed months and their seals"),
         Entry("corrections", "close", "What was found about a closed month after its close"),

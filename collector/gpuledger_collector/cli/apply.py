@@ -14,7 +14,7 @@ from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import apply_declared, read_declared
-from gpuledger_collector.storage.billing.prices import CurrencyChanged
+from gpuledger_collector.storage.billing.declarations import DeclarationRefused
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
@@ -35,8 +35,9 @@ def apply(
     """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; other rules are superseded,
-    never deleted. The same holds for [[budget]], [[shared_cost]], [[share]], [[carbon]], [[recipient]], [[contact]],
-    [[action]] and [[pool]] tables. Prices are added as `import prices` does. The affected days are rated again.
+    never deleted. The same holds for [[adjustment]] (markups, discounts, tiers), [[budget]], [[shared_cost]],
+    [[share]], [[cost_center]], [[carbon]], [[recipient]], [[contact]], [[action]] and [[pool]] tables. Prices are added
+    as `import prices` does; credits and debits are booked once. The affected days are rated again.
     """
     parsed = read_declared(file)
     for problem in in_order(parsed.problems):
@@ -47,7 +48,7 @@ def apply(
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
                 outcomes = apply_declared(connection, parsed, now())
-        except CurrencyChanged as error:
+        except DeclarationRefused as error:
             for problem in error.problems:
                 say(str(problem), error=True)
             refuse(f"{file}: {plural(len(error.problems), 'problem')}, nothing was applied")

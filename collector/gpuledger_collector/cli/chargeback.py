@@ -58,12 +58,13 @@ from gpuledger_collector.services.chargeback import (
 from gpuledger_collector.services.fair_share import read_share_use, roll_up_period, share_notes
 from gpuledger_collector.storage.billing import cash, periods, providers
 from gpuledger_collector.storage.billing.allocation import shares
+from gpuledger_collector.storage.billing.cost_centers import BilledCodes
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 
 app = new_app()
 SHARE = "share"
-TEXTS = {"currency", "billed", "correction_of", "exchange"}
+TEXTS = {"currency", "billed", "correction_of", "cost_center", "gl_code", "exchange"}
 ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
 
 NO_PRICE = (
@@ -306,7 +307,7 @@ def _write_focus(
     )
     calendar = zones.calendar(connection)
     shared = shares(connection, period, level, now_ms)
-    charges = reports.charges(connection, period)
+    charges = BilledCodes(connection).tagged(reports.charges(connection, period))
     payments = cash.payments(connection, period, now_ms)
     lines = make_lines(
         charges,
@@ -330,5 +331,6 @@ def _write_journal(connection: Connection, period: Period, level: str, now_ms: i
     calendar = zones.calendar(connection)
     days = [(day, reports.charged_lines(connection, day, (level,))) for day in calendar.days(period)]
     shared = shares(connection, period, level, now_ms)
+    codes = BilledCodes(connection).of_owners(period, level)
     with text_file(output) as file:
-        beancount.write(days, level, file, calendar, shared)
+        beancount.write(days, level, file, calendar, shared, codes)

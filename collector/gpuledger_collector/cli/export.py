@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from gpuledger_collector.accounting.period import Period, parse_date, parse_instant
+from gpuledger_collector.accounting.problems import in_order
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.chargeback import require_parquet, text_file
 from gpuledger_collector.cli.common import new_app, refuse, require_folder, time_range
 from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.progress import over
 from gpuledger_collector.cli.session import open_database, open_session
+from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import export_declared
+from gpuledger_collector.config.erp_template import read_template
+from gpuledger_collector.export import erp as erp_export
 from gpuledger_collector.export import parquet
 from gpuledger_collector.export.samples import write_csv
+from gpuledger_collector.services.erp import read_postings
+from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.telemetry import archive
+from gpuledger_common.plurals import plural
 
 app = new_app(name="export", help="What the ledger holds, as files.", no_args_is_help=True)
 DATE_LENGTH = len("2026-10-01")
@@ -96,3 +104,45 @@ def config(output: options.Output = None, dsn: options.Dsn = None, settings_file
     with open_database(dsn, settings_file) as database, database.transaction(read_only=True) as connection:
         text = export_declared(connection)
     write_text(text, output)
+
+
+@app.command(epilog="Example: gpuledger export erp --template erp.toml --period 2026-10 -o postings.csv")
+def erp(
+    template: Annotated[Path, Option("--template", metavar="FILE.toml", help="The columns of the file.")],
+    period: options.Month = None,
+    output: options.Output = None,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Write a month's invoices for the import of an ERP, laid out by a template: columns with a field or a constant.
+
+    Amounts add up to the invoices, owner by owner. Cost centers and GL codes are those of [[cost_center]].
+    """
+    layout = read_template(template)
+    if isinstance(layout, list):
+        for problem in in_order(layout):
+            say(str(problem), error=True)
+        refuse(f"{template}: {plural(len(layout), 'problem')}, nothing was written")
+    require_folder(output)
+    with open_session(dsn, config) as session:
+        span = session.rated(time_range(period, None, None))
+        name = session.calendar.month_of(span.start_ms)
+        if session.calendar.month(name) != span and period is not None:
+            refuse("--period: invoices are of a month; write it as 2026-10")
+        with session.database.transaction(read_only=True) as connection:
+            span = session.calendar.month(name)
+            postings = read_postings(connection, span, layout.level, layout.naming, session.now_ms)
+            closed = next((closed for closed in periods.closed(connection) if closed.name == name), None)
+    month = erp_export.PostedMonth(
+        name=name,
+        first_day=session.calendar.date_of(span.start_ms),
+        last_day=session.calendar.date_of(span.end_ms - 1),
+        closed_on=None if closed is None else session.calendar.date_of(closed.closed_ms),
+    )
+    with text_file(output) as file:
+        erp_export.write(postings, month, layout, file)
+    if closed is None:
+        say(f"gpuledger: {name} is not closed: its invoices may still change", error=True)
+    owners = erp_export.without_codes(postings)
+    if owners:
+        say(f"gpuledger: no cost center is declared for {', '.join(owners)} ([[cost_center]])", error=True)

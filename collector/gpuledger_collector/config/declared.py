@@ -29,6 +29,8 @@ from gpuledger_collector.storage.locks import Connection, Lock
 
 BILLING_ZONE = "billing_zone"
 TABLES = (BILLING_ZONE, *KINDS)
+_LIKE_A_CLOSE = {"adjustment", "shared_cost", "cost_center", "carbon"}
+"""Kinds that are ordered with closes: what is declared while a month is being closed waits for it."""
 _PLACE = re.compile(r"at line (\d+), column (\d+)")
 _DATED = re.compile(r"\s*([\w-]+)\s*=\s*(\d{4}-\d{1,2}-\d{1,2}(?:[Tt ]\d[\d:.]*(?:[Zz]|[+-]\d\d:\d\d)?)?)\s*(?:#.*)?$")
 
@@ -105,7 +107,7 @@ def _records(path: Path, text: str, name: str, tables: object, problems: list[Pr
 def apply_declared(connection: Connection, declared: Declared, now: dt.datetime) -> dict[str, ImportOutcome]:
     """Put in force what a file declares; outcomes by title. Raises CurrencyChanged; the caller commits."""
     # Locks are taken in the order of a close, the audit log's last: otherwise an apply and a close wait for each other.
-    if declared.billing_zone is not None or {"shared_cost", "carbon"} & declared.values.keys():
+    if declared.billing_zone is not None or _LIKE_A_CLOSE & declared.values.keys():
         locks.take(connection, Lock.LEDGER)
     locks.take(connection, Lock.PRICES)
     outcomes = {}

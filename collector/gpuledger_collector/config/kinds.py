@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuledger_collector.config import (
+    adjustments,
     bill_matches,
     budgets,
+    cost_centers,
     money,
     notification_rules,
     pool_shares,
@@ -21,6 +23,7 @@ from gpuledger_collector.config import (
 from gpuledger_collector.config.attribution import DeclaredRule
 from gpuledger_collector.config.model import Declaration
 from gpuledger_collector.insight.scaling.pools import ScalingTerms
+from gpuledger_collector.storage.billing import adjustments as stored_adjustments
 from gpuledger_collector.storage.billing import bills, commitments, declarations
 from gpuledger_collector.storage.billing import budgets as stored_budgets
 from gpuledger_collector.storage.billing import prices as stored_prices
@@ -65,10 +68,19 @@ KINDS: Mapping[str, Kind] = {
     "provider": Kind("providers", providers.DeclaredProvider, stored_providers.replace, stored_providers.current),
     "rule": Kind("rules", DeclaredRule, rules.replace, rules.current),
     "budget": Kind("budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current),
+    "adjustment": Kind(
+        "adjustments", adjustments.DeclaredAdjustment, stored_adjustments.replace, stored_adjustments.declared
+    ),
     "shared_cost": Kind(
         "shared costs", shared_costs.DeclaredSharedCost, declarations.replace_shared_costs, declarations.shared_costs
     ),
     "share": Kind("shares", pool_shares.DeclaredShare, declarations.replace_shares, declarations.declared_shares),
+    "cost_center": Kind(
+        "cost centers",
+        cost_centers.DeclaredCostCenter,
+        declarations.replace_cost_centers,
+        declarations.cost_centers,
+    ),
     "carbon": Kind("carbon", shared_costs.DeclaredIntensity, declarations.replace_carbon, declarations.carbon),
     "recipient": Kind(
         "recipients",

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from gpuledger_collector.accounting.chargeback import SharedPart, shown_keys
+from gpuledger_collector.accounting.cost_centers import Codes
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_common.escapes import escape_text
@@ -29,6 +30,7 @@ def write(
     file: TextIO,
     calendar: Calendar = UTC_DAYS,
     shares: Sequence[SharedPart] = (),
+    codes: Mapping[str, Codes] | None = None,
 ) -> None:
     """The journal of some days, each with its lines by `level`; usage without a rate has no money and is left out."""
     sums = [(day, _sums(lines, level)) for day, lines in days]
@@ -47,6 +49,7 @@ def write(
         file.write(f"{first} open {INCOME_SHARED}\n")
     for name in names:
         file.write(f'{first} open {accounts[name]}\n  owner: "{_text(name)}"\n')
+        file.writelines(_metadata((codes or {}).get(name, Codes())))
     totals: dict[tuple[str, str], int] = defaultdict(int)
     for day, amounts in sums:
         for currency in currencies:
@@ -60,6 +63,12 @@ def write(
     # Assertions at the end of the last day: bean-check adds up all postings itself and compares.
     for (account, currency), micro in sorted(totals.items()):
         file.write(f"\n{end} balance {account} {_amount(-micro)} {currency}\n")
+
+
+def _metadata(codes: Codes) -> Iterable[str]:
+    """The lines of an account that say where finance books it."""
+    named = (("cost-center", codes.cost_center), ("gl-code", codes.gl_code))
+    return [f'  {key}: "{_text(code)}"\n' for key, code in named if code]
 
 
 def _usage_intervals(shares: Sequence[SharedPart]) -> dict[tuple[int, str, str], list[tuple[str, int]]]:

@@ -24,13 +24,14 @@ MEASURE_COLUMNS = ("gpu_hours", "gpu_hours_held_idle", "cost", "cost_held_idle",
 ALLOCATION_COLUMNS = names(
     """
     cost_shared cost_total energy_kwh co2e_grams cost_list cost_contracted cost_compared cost_effective cost_waste
-    billed correction_of
+    billed correction_of cost_adjustments cost_center gl_code
     """
 )
 """What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
 cost at list rates, at the price book's, the part of `cost` for which those two are known, and the cost as it is: with
 commitments amortized, the same as `cost`; the part of it that is waste (accounting.waste); whether an owner pays the
-row (yes, no); and the closed month that a row corrects, empty for the period's own time."""
+row (yes, no); the closed month that a row corrects, empty for the period's own time; how much of the direct cost is
+adjustments; and the cost center and GL code of the owner."""
 NOTICE = "notice"
 """What changes how the numbers are read, in sentences; empty where there is nothing to say."""
 EXCHANGE = "exchange"
@@ -116,6 +117,9 @@ def allocation_cells(row: ReportRow) -> list[str]:
         _money(row, row.waste_minor),
         {True: "yes", False: "no", None: ""}[row.is_billed],
         row.correction_of,
+        _money(row, row.adjusted_minor),
+        neutral(row.cost_center),
+        neutral(row.gl_code),
     ]
 
 

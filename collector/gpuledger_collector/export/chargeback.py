@@ -86,6 +86,7 @@ def _object(row: ReportRow, by: Sequence[str]) -> dict[str, object]:
         "contracted_cost_micro": row.contracted_micro,
         "compared_cost_micro": row.compared_micro,
         "effective_cost_micro": row.effective_micro,
+        "adjusted_cost_micro": row.adjusted_micro,
         **({EXCHANGE: row.exchange} if row.exchange else {}),
     }
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from gpuledger_collector.accounting.adjustments import CREDIT, TRUE_UP, Adjustment
 from gpuledger_collector.accounting.cash import PURCHASE, Hardware, Purchase, depreciation_nano, paid_micro
 from gpuledger_collector.accounting.chargeback import WASTED_STATES, SharedPart
 from gpuledger_collector.accounting.closing import billed_to, is_paid
@@ -171,6 +172,8 @@ def usage_rows(
         charge = exported.charge
         if charge.currency is not None and (charge.gpu_ns or (charge.commitment is not None and charge.cost_micro)):
             yield exported, _usage(exported, level, issuer, book)
+        elif charge.adjustment is not None and charge.cost_micro:
+            yield exported, _adjustment(exported, charge.adjustment, level, issuer, book)
 
 
 def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -> None:
@@ -229,6 +232,32 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
         "PricingCurrencyListUnitPrice": fixed(listed, 9),
         **_measured(charge, cost),
         "x_Notice": neutral(book.notices.get(key[0], Notices()).of(charge)),
+    }
+
+
+def _adjustment(exported: ExportedCharge, adjustment: Adjustment, level: str, issuer: Issuer, book: Book) -> Row:
+    """The row of a markup, discount, tier, credit, debit or true-up: no usage, and of no resource."""
+    charge = exported.charge
+    booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
+    # The provider asks for a true-up; everything else is between the platform and its owners.
+    names = book.names(charge.pool, booked_ms, issuer) if adjustment.kind == TRUE_UP else issuer.names
+    key, invoice = book.invoice(booked_ms, charge.currency or "", billed_to(charge, level), names)
+    cost = (charge.cost_micro or 0) * 10**12
+    for amount in (invoice.borne, invoice.paid):
+        amount.micro += charge.cost_micro or 0
+        amount.written += cost
+    description = neutral(f"{adjustment.kind.replace('_', '-').capitalize()}: {adjustment.name}")
+    about = Period(charge.start_ms, charge.end_ms)
+    return {
+        **_common(key, invoice, level, issuer, book.closed),
+        **_adjusted(description, about, cost, cost, level, key[2]),
+        **_costs(cost, (charge.contracted_cost_micro or 0) * 10**12, (charge.list_cost_micro or 0) * 10**12, cost),
+        "ChargeCategory": "Credit" if adjustment.kind == CREDIT else "Adjustment",
+        "ChargeClass": "Correction" if exported.booked_day_ms is not None else "",
+        "Tags": flat_json(_tags(exported, level, key[2])),
+        "x_CostBasis": charge.state,
+        "x_GpuModel": neutral(charge.gpu_model),
+        "x_Pool": neutral(charge.pool),
     }
 
 

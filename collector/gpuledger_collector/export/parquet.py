@@ -61,7 +61,9 @@ def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
 def chargeback_kinds(columns: Sequence[str], by: Sequence[str]) -> dict[str, Kind]:
     """What each column of a chargeback's CSV holds: amounts of six places at most, and texts."""
     return {
-        name: "text" if name in {*by, "currency", "billed", "correction_of", NOTICE, EXCHANGE} else "decimal(38, 6)"
+        name: "text"
+        if name in {*by, "currency", "billed", "correction_of", "cost_center", "gl_code", NOTICE, EXCHANGE}
+        else "decimal(38, 6)"
         for name in columns
     }
 

@@ -46,6 +46,8 @@ def as_json(sheet: Reconciliation) -> str:
         "money": money,
         "commitment_unused_gpu_ns": sheet.unused.gpu_ns,
         "outside": {"imported_gpu_ns": sheet.imported.gpu_ns, "imported_cost_micro": dict(sheet.imported.cost)},
+        "adjustments_micro": {name: dict(sums) for name, sums in sorted(sheet.adjusted.items())},
+        "misadjusted_days": [sheet.calendar.date_of(day_ms).isoformat() for day_ms in sheet.misadjusted],
         "unpriced_gpu_ns": sheet.unpriced_ns,
         "refused_claims": [
             {
@@ -154,6 +156,10 @@ def doubts(sheet: Reconciliation) -> list[str]:
     if sheet.imported.gpu_ns:
         outside = f"{hours_decimal([sheet.imported.gpu_ns])[0]:.6f} GPU-hours"
         said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
+    said += [f"Beside it, adjustment {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.adjusted.items())]
+    if sheet.misadjusted:
+        days = ", ".join(str(sheet.calendar.date_of(day_ms)) for day_ms in sheet.misadjusted)
+        said.append(f"Adjustments do NOT follow from what was held on {days}.")
     if sheet.unpriced_ns:
         said.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
     return said

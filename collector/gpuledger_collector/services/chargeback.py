@@ -20,15 +20,17 @@ from gpuledger_collector.accounting.chargeback import (
 from gpuledger_collector.accounting.exchange import Exchange, view
 from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT
-from gpuledger_collector.accounting.usage import STRANDED
+from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.export.chargeback import shared_notes, stranded_text
 from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.export.focus import Notices
 from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.billing import cash, commitments, disputes, periods
 from gpuledger_collector.storage.billing.allocation import allocate
+from gpuledger_collector.storage.billing.cost_centers import BilledCodes
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
@@ -68,7 +70,21 @@ def read_chargeback(
     allocations = allocate(connection, period, by, now_ms, owner)
     if owner is not None:
         allocations = _visible_allocations(allocations, {shown_keys(line, by) for line in lines})
-    return Chargeback(report(lines, by, allocations), allocations.parts)
+    return Chargeback(_with_codes(connection, period, report(lines, by, allocations)), allocations.parts)
+
+
+def _with_codes(connection: Connection, period: Period, chargeback: Report) -> Report:
+    """The report with the cost centers and GL codes of its owners."""
+    codes = BilledCodes(connection).of_rows(period, chargeback.by)
+    if not codes:
+        return chargeback
+    levels = [at for at, name in enumerate(chargeback.by) if name in LEVELS]
+    rows = []
+    for row in chargeback.rows:
+        names = tuple("" if row.keys[at] == UNATTRIBUTED else row.keys[at] for at in levels)
+        own = codes.get(names) if row.state == HELD else None
+        rows.append(row if own is None else replace(row, cost_center=own.cost_center, gl_code=own.gl_code))
+    return replace(chargeback, rows=tuple(rows))
 
 
 def read_cash(

@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.services.chargeback import standing_notices
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.billing import allocation, periods
+from gpuledger_collector.storage.billing.cost_centers import BilledCodes
 from gpuledger_collector.storage.ledger import rated_days, reports, zones
 from gpuledger_collector.storage.locks import Connection
 
@@ -75,9 +76,10 @@ def close_period(
     # As declared at the instant of the close: later declarations must not change a closed month (decision 0013).
     shares = allocation.shares(connection, period, level, now_ms, now_ms)
     billed = invoices(lines, level, shares)
+    codes = BilledCodes(connection).of_owners(period, level)
     standing = standing_notices(connection, period)
     notices = {"whole": list(standing.whole), "of_pool": dict(standing.of_pool)}
-    content = {**receipt(done, level, billed, lines, reconciliation, shares), "notices": notices}
+    content = {**receipt(done, level, billed, lines, reconciliation, shares, codes), "notices": notices}
     if not dry:
         periods.close(connection, done, billed, level, content)
     return Closing(done, content)

@@ -20,18 +20,7 @@ class NoBill(Exception):
 
 def reconcile_bill(connection: Connection, provider: str, period: Period, *, effective: bool = False) -> Comparison:
     """Compare the bill of a month with the ledger; call `refresh` before it. Raises NoBill."""
-    bills_in_force = bills.in_force(connection)
-    own_bills = [bill for bill in bills_in_force if bill.provider.casefold() == provider.casefold()]
-    if not own_bills:
-        known = (
-            ", ".join(sorted({bill.provider for bill in bills_in_force}))
-            or "none; gpuledger import bill FILE brings one"
-        )
-        raise NoBill(f"--bill: there is no bill of {provider!r}; known are {known}")
-    asked = [bill for bill in own_bills if abs(bill.start_ms - period.start_ms) <= HALF_DAY_MS]
-    if not asked:
-        months = ", ".join(sorted({format_date(bill.start_ms)[:7] for bill in own_bills}))
-        raise NoBill(f"--bill: of {own_bills[0].provider} there are bills for {months} only")
+    asked = bills_of(connection, provider, period)
     calendar = zones.calendar(connection)
     days = calendar.days(period)
     lines = bills.lines_of(connection, [bill.id for bill in asked])
@@ -45,3 +34,20 @@ def reconcile_bill(connection: Connection, provider: str, period: Period, *, eff
         effective=effective,
     )
     return replace(comparison, calendar=calendar)
+
+
+def bills_of(connection: Connection, provider: str, period: Period) -> list[bills.StoredBill]:
+    """A provider's bills in force of the month that begins with a period. Raises NoBill."""
+    bills_in_force = bills.in_force(connection)
+    own_bills = [bill for bill in bills_in_force if bill.provider.casefold() == provider.casefold()]
+    if not own_bills:
+        known = (
+            ", ".join(sorted({bill.provider for bill in bills_in_force}))
+            or "none; gpuledger import bill FILE brings one"
+        )
+        raise NoBill(f"--bill: there is no bill of {provider!r}; known are {known}")
+    asked = [bill for bill in own_bills if abs(bill.start_ms - period.start_ms) <= HALF_DAY_MS]
+    if not asked:
+        months = ", ".join(sorted({format_date(bill.start_ms)[:7] for bill in own_bills}))
+        raise NoBill(f"--bill: of {own_bills[0].provider} there are bills for {months} only")
+    return asked

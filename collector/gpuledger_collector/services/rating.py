@@ -7,11 +7,13 @@ many GPUs that were imported for it as mere counts.
 
 from __future__ import annotations
 
+import datetime as dt
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from gpuledger_collector.accounting.adjustments import POLICIES, TIERED, Place
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts, edges_of
 from gpuledger_collector.accounting.commitments import Commitment, CommitmentCost, Key
 from gpuledger_collector.accounting.corrections import difference
@@ -23,10 +25,13 @@ from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import (
     CapacityCost,
     Charge,
+    DayAdjustments,
     ImportedUsage,
     OwnerOf,
     RatedAccelerator,
+    adjustment_charges,
     capacity_cost,
+    held_costs,
     rate_accelerator_day,
     rate_imported,
     unused_charges,
@@ -36,7 +41,7 @@ from gpuledger_collector.accounting.usage import HourlyUsage, merged, rating_int
 from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, placed
 from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of, with_stranded
-from gpuledger_collector.storage.billing import commitments, periods, reattributions
+from gpuledger_collector.storage.billing import adjustments, commitments, periods, reattributions
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import inventory, months, rated_days, reports, rules, usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -61,7 +66,7 @@ def rate_usage(
     the day of `book_at_ms` (None: now), or the first open one after it.
     """
     with database.transaction(Lock.LEDGER) as connection:
-        days = rated_days.days_to_rate(connection, period, now_ms)
+        days = rated_days.days_to_rate(connection, _with_months_before(connection, period), now_ms)
         month_missing = months.missing(connection, zones.calendar(connection), now_ms) is not None
     # A transaction for each day: the ledger's lock is released between days, and an interrupted run loses one day at
     # most.
@@ -80,6 +85,18 @@ def rate_usage(
     return len(days)
 
 
+def _with_months_before(connection: Connection, period: Period) -> Period:
+    """The period from the start of its first month where a tier counts the hours since then."""
+    if period == ALWAYS:
+        return period
+    calendar = zones.calendar(connection)
+    month = calendar.month(calendar.month_of(period.start_ms))
+    bounds = calendar.date_of(period.start_ms), calendar.date_of(period.end_ms - 1) + dt.timedelta(days=1)
+    if month.start_ms == period.start_ms or not adjustments.tiered_between(connection, *bounds):
+        return period
+    return Period(month.start_ms, period.end_ms)
+
+
 @dataclass(frozen=True, slots=True)
 class DayUsage:
     """All that the charges of a day follow from, but for the price book."""
@@ -91,6 +108,7 @@ class DayUsage:
     imported: Sequence[ImportedUsage]
     owners: Owners
     commitments: Sequence[Commitment] = ()
+    adjusting: DayAdjustments = field(default_factory=DayAdjustments)
 
 
 def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
@@ -102,8 +120,25 @@ def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int |
     charges, capacities, commitment_costs = priced(day_usage, book_of(connection))
     check = check_conservation(day, day_usage.until_ms, capacities, charges, commitment_costs)
     rated = RatedDay(charges, summarize(charges), check)
+    _request_later_days(connection, day, charges, now_ms)
     _write(connection, day, rated, now_ms, now_ms if book_at_ms is None else book_at_ms)
     return rated
+
+
+def _volumes(connection: Connection, period: Period) -> dict[Place, int]:
+    return {place: held.gpu_ns for place, held in reports.held_costs(connection, period).items() if held.gpu_ns}
+
+
+def _request_later_days(connection: Connection, day: Period, charges: Sequence[Charge], now_ms: int) -> None:
+    """Have later days of the month rated again where a tier counts hours that change on this one."""
+    calendar = zones.calendar(connection)
+    month = calendar.month(calendar.month_of(day.start_ms))
+    bounds = calendar.date_of(day.end_ms), calendar.date_of(month.end_ms)
+    if day.end_ms >= month.end_ms or not adjustments.tiered_between(connection, *bounds):
+        return
+    volumes = {place: held.gpu_ns for place, held in held_costs(charges).items() if held.gpu_ns}
+    if volumes != _volumes(connection, day):
+        rated_days.request_recompute_of_rated(connection, Period(day.end_ms, min(month.end_ms, now_ms)))
 
 
 def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
@@ -119,8 +154,8 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
     known = workloads.facts(
         connection, sorted({piece.workload_id or 0 for piece in held} | {usage.workload_id for usage in imported})
     )
-    reports = {piece.attributes_id for piece in held} | {usage.attributes_id for usage in imported}
-    reported = workloads.attributes(connection, sorted(number for number in reports if number is not None))
+    report_ids = {piece.attributes_id for piece in held} | {usage.attributes_id for usage in imported}
+    reported = workloads.attributes(connection, sorted(number for number in report_ids if number is not None))
     owners = Owners(rules.current(connection), known, decided, reported)
     # Sorted by content: ties of a split go to the earlier piece, and ids depend on the order of arrival.
     pieces = {number: sorted(own_pieces, key=owners.order) for number, own_pieces in pieces.items()}
@@ -134,6 +169,28 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
         imported=imported,
         owners=owners,
         commitments=commitments.current(connection),
+        adjusting=adjusting_on(connection, day),
+    )
+
+
+def adjusting_on(connection: Connection, day: Period) -> DayAdjustments:
+    """Read the adjustments of a day."""
+    calendar = zones.calendar(connection)
+    holding = adjustments.holding(connection, calendar.date_of(day.start_ms))
+    if not holding:
+        return DayAdjustments()
+    volumes: Mapping[Place, int] = {}
+    if any(adjustment.kind == TIERED for adjustment in holding):
+        month = calendar.month(calendar.month_of(day.start_ms))
+        volumes = _volumes(connection, Period(month.start_ms, day.start_ms))
+    return DayAdjustments(
+        policies=[adjustment for adjustment in holding if adjustment.kind in POLICIES],
+        volumes=volumes,
+        entries=[
+            (adjustment, adjustments.span_of(adjustment, calendar))
+            for adjustment in holding
+            if adjustment.kind not in POLICIES
+        ],
     )
 
 
@@ -157,7 +214,10 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         tags = usage.owners.tags(imported.workload_id, imported.attributes_id)
         covered = coverage.of(counted(imported))
         charges += rate_imported(imported, usage.day, book, owner_of, usage.until_ms, covered, tags)
-    return charges + unused_charges(coverage, usage.day.start_ms), capacities, coverage.costs
+    charges += unused_charges(coverage, usage.day.start_ms)
+    # Last, since they follow from what the time of the day costs.
+    charges += adjustment_charges(held_costs(charges), usage.day, usage.adjusting)
+    return charges, capacities, coverage.costs
 
 
 def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[RatedPlacement, list[Period], list[HourlyUsage]]]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from gpuledger_collector.accounting.adjustments import KINDS as ADJUSTMENTS
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.rating import ImportedUsage, capacity_cost
+from gpuledger_collector.accounting.rating import ImportedUsage, adjustment_charges, capacity_cost
 from gpuledger_collector.accounting.reconciliation import PARTS, ChargedState, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, placed
 from gpuledger_collector.services.placements import placements_of, with_stranded
-from gpuledger_collector.services.rating import imported_without_seen
-from gpuledger_collector.storage.billing import commitments
+from gpuledger_collector.services.rating import adjusting_on, imported_without_seen
+from gpuledger_collector.storage.billing import adjustments, commitments
 from gpuledger_collector.storage.ledger import claims, inventory, months, reports, zones
 from gpuledger_collector.storage.locks import Connection
 
@@ -28,7 +29,7 @@ def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> R
     """Check the rated days of a period; call `refresh` before it.
 
     `anew` computes capacity x rate again; without it the charges are compared with what was recorded at rating, which
-    takes three statements whatever the size of the fleet.
+    takes four statements whatever the size of the fleet.
     """
     again_of = _Again(connection, period) if anew else _Recorded()
     charged: dict[int, list[ChargedState]] = defaultdict(list)
@@ -41,7 +42,7 @@ def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> R
     for proof in reports.conservation_checks(connection, period):
         again = again_of.capacity(proof)
         capacity.add(again.gpu_ns, again.cost)
-        rows = charged.get(proof.day_ms, [])
+        rows = [row for row in charged.get(proof.day_ms, []) if row.state not in ADJUSTMENTS]
         for row in rows:
             name = "owners" if row.state == HELD else row.state
             cost = {row.currency: row.cost_micro or 0} if row.currency is not None else {}
@@ -61,6 +62,7 @@ def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> R
                 holds=holds,
             )
         )
+    adjusted, misadjusted = _adjustments(connection, period, [day.day_ms for day in days] if anew else [])
     untrue = months.inconsistent(connection, period)
     return Reconciliation(
         period=period,
@@ -72,6 +74,8 @@ def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> R
         unused=unused,
         calendar=zones.calendar(connection),
         untrue_months=untrue,
+        adjusted=adjusted,
+        misadjusted=misadjusted,
         claims=claims.undecided(connection, period),
     )
 
@@ -84,6 +88,30 @@ class _Recorded:
         sums = Sums()
         sums.add(proof.capacity_ns, proof.capacity_cost)
         return sums
+
+
+def _adjustments(
+    connection: Connection, period: Period, days_ms: Sequence[int]
+) -> tuple[dict[str, dict[str, int]], list[int]]:
+    """What adjustments charge in a period, and on which of these days that does not follow from what was held."""
+    charged = reports.adjusted_costs(connection, period)
+    sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for (_, name, currency), micro in charged.items():
+        sums[name][currency] += micro
+    calendar, wrong = zones.calendar(connection), []
+    # Nothing is read of days without adjustments: what was held of a large fleet is many lines.
+    for day_ms in days_ms if charged or adjustments.current(connection) else ():
+        day = calendar.day_of(day_ms)
+        adjusting = adjusting_on(connection, day)
+        expected: dict[tuple[int, str, str], int] = defaultdict(int)
+        if adjusting.policies or adjusting.entries:
+            for charge in adjustment_charges(reports.held_costs(connection, day), day, adjusting):
+                assert charge.adjustment is not None
+                expected[day_ms, charge.adjustment.name, charge.currency or ""] += charge.cost_micro or 0
+        found = {key: micro for key, micro in charged.items() if key[0] == day_ms}
+        if found != {key: micro for key, micro in expected.items() if micro}:
+            wrong.append(day_ms)
+    return sums, wrong
 
 
 class _Again:

@@ -6,10 +6,13 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.provider_bill import BillLine, BillMatch, NodeCapacity, ObservedUsage
+from gpuledger_collector.accounting.true_up import HeldLine
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import inventory
+from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
@@ -135,6 +138,22 @@ def observed(connection: Connection, period: Period) -> list[ObservedUsage]:
         {"start": period.start_ms, "end": period.end_ms},
     )
     return [ObservedUsage(*key, gpu_ns=gpu_ns, cost_micro=cost) for *key, gpu_ns, cost in rows]
+
+
+def held_lines(connection: Connection, period: Period) -> list[HeldLine]:
+    """What owners held on the period's days, corrections included, by place and currency."""
+    columns = "day_ms, owner_id, state, pool, node, gpu_model, currency, gpu_ns, cost_micro"
+    rows = connection.execute(
+        f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.day_ms, l.pool, l.node, l.gpu_model, l.currency, "
+        "sum(l.gpu_ns)::bigint, coalesce(sum(l.cost_micro), 0)::bigint FROM ("
+        f"SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) l JOIN owner o ON o.id = l.owner_id "
+        "WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' AND l.currency IS NOT NULL "
+        "GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11",
+        (period.start_ms, period.end_ms),
+    )
+    names = ("day_ms", "pool", "node", "gpu_model", "currency", "gpu_ns", "cost_micro")
+    width = len(LEVEL_COLUMNS)
+    return [HeldLine(owner=OwnerPath(*row[:width]), **dict(zip(names, row[width:], strict=True))) for row in rows]
 
 
 def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, int], NodeCapacity]:

@@ -1,4 +1,4 @@
-"""Declared rows that a file replaces together: superseded, not edited, and audited; shared costs and carbon."""
+"""Declared rows that a file replaces together, superseded and audited: shared costs, cost centers and carbon."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.carbon import Intensity
+from gpuledger_collector.accounting.cost_centers import CostCenter
 from gpuledger_collector.accounting.fair_share import PoolShare
+from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
@@ -16,6 +18,7 @@ from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
 _SHARED = ("name", "source", "amount_micro", "currency", "pool", "key", "level", "weights", "scope", "from_on", "to_on")
+_CENTER = ("owner", "cost_center", "gl_code", "from_on", "to_on")
 _CARBON = ("region", "pool", "grams_per_kwh", "pue", "from_on", "to_on")
 _SHARE = ("team", "pool", "fraction", "gpus", "from_on", "to_on", "read_from")
 IN_FORCE = "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at > %(at)s)"
@@ -61,6 +64,21 @@ def replace_shares(
     return ImportOutcome(outcome.added, outcome.updated, outcome.unchanged - len(others))
 
 
+def cost_centers(connection: Connection, at: dt.datetime | None = None) -> list[CostCenter]:
+    """Read the cost centers in force, now or at an instant."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_CENTER)} FROM cost_center WHERE {IN_FORCE} ORDER BY owner, from_on NULLS FIRST, id",
+        {"at": at},
+    )
+    return [CostCenter(*row) for row in rows]
+
+
+def replace_cost_centers(connection: Connection, wanted: Sequence[CostCenter], now: dt.datetime) -> ImportOutcome:
+    """Replace the cost centers in force. No charge changes: exports look the codes up."""
+    rows = [{name: getattr(center, name) for name in _CENTER} for center in wanted]
+    return replace_rows(connection, "cost_center", _CENTER, rows, after_closes(connection, now))
+
+
 def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intensity]:
     """Read the carbon intensities in force, now or at an instant, by pool."""
     rows = connection.execute(
@@ -88,13 +106,28 @@ def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
     return max(now, dt.datetime.fromtimestamp((row[0] + 1) / 1000, dt.UTC))
 
 
+class DeclarationRefused(ValueError):
+    """What is in force does not allow a declaration; `problems` name file and line of each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
 def replace_rows(
-    connection: Connection, table: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], now: dt.datetime
+    connection: Connection,
+    table: str,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    now: dt.datetime,
+    among: str = "true",
 ) -> ImportOutcome:
-    """Replace the rows in force; rows of the same content stay."""
+    """Replace the rows in force `among` those of a condition; rows of the same content stay."""
     known = {
         _content(dict(zip(columns, row[1:], strict=True))): row[0]
-        for row in connection.execute(f"SELECT id, {', '.join(columns)} FROM {table} WHERE superseded_at IS NULL")
+        for row in connection.execute(
+            f"SELECT id, {', '.join(columns)} FROM {table} WHERE superseded_at IS NULL AND {among}"
+        )
     }
     wanted = {_content(row): row for row in rows}
     gone = [content for content in known if content not in wanted]
@@ -131,4 +164,6 @@ def _subject(content: str) -> str:
     row = json.loads(content)
     if "from_currency" in row:
         return f"{row['from_currency']} to {row['to_currency']}"
+    if "cost_center" in row:
+        return ", ".join(f"{level}={name}" for level, name in row["owner"].items())
     return str(row.get("name") or row.get("pool") or row.get("region") or "every pool")

@@ -19,7 +19,8 @@ from gpuledger_collector.accounting.attribution import Attribution
 from gpuledger_collector.accounting.disputes import canonical
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.accounting.rating import Charge
+from gpuledger_collector.storage.billing import adjustments, periods
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes
@@ -136,12 +137,20 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
             for chargesed_period in periods.closed(connection)
             if chargesed_period.period.clip(period)
         ],
-        "usage_intervals": _excerpt(_rows(connection, _USAGE_INTERVALS, asked)),
-        "hours": _excerpt(_rows(connection, _HOURS, asked)),
-        "counts": _excerpt(_rows(connection, _COUNTS, asked)),
+        "usage_intervals": excerpt(_rows(connection, _USAGE_INTERVALS, asked)),
+        "hours": excerpt(_rows(connection, _HOURS, asked)),
+        "counts": excerpt(_rows(connection, _COUNTS, asked)),
         "samples": _rows(connection, _SAMPLES, asked),
-        "packed_samples": _excerpt(_rows(connection, _PACKED, asked)),
+        "packed_samples": excerpt(_rows(connection, _PACKED, asked)),
+        **_adjustments(connection, charges),
     }
+
+
+def _adjustments(connection: Connection, charges: Sequence[Charge]) -> dict[str, object]:
+    """The adjustments of the lines, of a true-up with its bill and the bill's lines; nothing where there are none."""
+    ids = {charge.adjustment.id for charge in charges if charge.adjustment is not None}
+    known = adjustments.evidence_of(connection, sorted(number for number in ids if number is not None))
+    return {"adjustments": known} if known else {}
 
 
 def _rows(connection: Connection, query: str, asked: Mapping[str, object]) -> list[dict[str, object]]:
@@ -155,7 +164,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Decimal) else value
 
 
-def _excerpt(rows: Iterable[Mapping[str, object]]) -> dict[str, object]:
+def excerpt(rows: Iterable[Mapping[str, object]]) -> dict[str, object]:
     """How many rows there are, a hash over every one of them (a line each), and the first."""
     hashed, first, count = hashlib.sha256(), [], 0
     for row in rows:

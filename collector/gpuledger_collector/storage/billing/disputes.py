@@ -85,7 +85,7 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
         raise ValueError(f"owner: {reserved_message(reserved)}")
     reason = disputes.words_of(reason, "reason")
     lines = lines_of(connection, contest)
-    if not any(left_of(lines).values()):
+    if not any(left_of(lines).values()) and not any(line.charge.adjustment for line in lines):
         raise ValueError("nothing of this owner was charged then: there is nothing to contest")
     if len(lines) > MOST_LINES:
         raise ValueError(f"{len(lines)} lines are too many for one dispute; name fewer days, or a workload")
@@ -217,6 +217,11 @@ def _decisions(connection: Connection, dispute: Dispute, remedy: Remedy) -> list
             left[(key, line["day_ms"])] += line["gpu_ns"]
             spans.append((key, line["day_ms"], Period(line["start_ms"], line["end_ms"])))
     keyed = spans_of(((key, span) for key, day_ms, span in spans if left[(key, day_ms)] > 0), dispute.period)
+    if not keyed and any(line.get("adjustment") for line in lines):
+        raise ValueError(
+            "adjustments are amounts, and no time that could move: gpuledger adjustments reverse takes one back, and "
+            "what is right is booked anew"
+        )
     if not keyed:
         raise ValueError("no workload is known to have held this time: give it one (tags, rules), not a reattribution")
     if remedy.owner is None and any(accelerator_id is None for _, accelerator_id in keyed):

@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.billing.declarations import DeclarationRefused
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -54,12 +55,8 @@ def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Price]:
     return {row[0]: _price(row) for row in rows}
 
 
-class CurrencyChanged(ValueError):
+class CurrencyChanged(DeclarationRefused):
     """A price would change its currency; `problems` name file and line of each."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("; ".join(map(str, problems)))
-        self.problems = problems
 
 
 def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:

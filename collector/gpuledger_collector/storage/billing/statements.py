@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.measures import SUMMED
@@ -22,6 +23,7 @@ from gpuledger_collector.storage.locks import Connection
 
 UNKNOWN = "(unknown)"
 _SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in SUMMED)
+_PAID = ", ".join(f"'{state}'" for state in sorted(PAID_BY_OWNERS))
 _DAILY = ", ".join(("owner_id", "state", "gpu_model", "currency", *SUMMED))
 _BILLED = """
     SELECT day_ms AS at_ms, NULL::bigint AS amended_ms, {columns} FROM {table}
@@ -41,7 +43,7 @@ def owners(connection: Connection, level: str, period: Period) -> list[str]:
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
     rows = connection.execute(
         f"SELECT DISTINCT {_owner(level)} FROM ({lines}) l "
-        "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state = 'held' ORDER BY 1",
+        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) ORDER BY 1",
         {"start": period.start_ms, "end": period.end_ms},
     )
     return [str(row[0]) for row in rows]
@@ -63,7 +65,7 @@ def parts(
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
     rows = connection.execute(
         f"SELECT {_owner(level)}, l.at_ms, l.amended_ms, {inner}, l.gpu_model, l.currency, {_SUMS} FROM ({lines}) l "
-        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state = 'held' AND {_owner(level)} = ANY(%(owners)s) "
+        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) AND {_owner(level)} = ANY(%(owners)s) "
         "GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 2, 3 NULLS FIRST, 4, 5, 6",
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
@@ -85,24 +87,27 @@ def workloads(connection: Connection, level: str, owners: Sequence[str], period:
     rows = connection.execute(
         f"""
         WITH held AS MATERIALIZED (
-            SELECT l.workload_id, l.owner_id, l.gpu_model, l.currency, coalesce((SELECT p.name FROM billing_period p
-                WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of, {_SUMS}
-            FROM ({lines}) l WHERE l.state = 'held' AND {belongs} GROUP BY 1, 2, 3, 4, 5
+            SELECT l.workload_id, l.owner_id, nullif(l.state, 'held') AS adjusting, l.gpu_model, l.currency,
+                coalesce((SELECT p.name FROM billing_period p
+                    WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of, {_SUMS}
+            FROM ({lines}) l WHERE l.state IN ({_PAID}) AND {belongs} GROUP BY 1, 2, 3, 4, 5, 6
         )
-        SELECT {_owner(level)},
+        SELECT {_owner(level)}, l.adjusting,
             coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id),
             coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, ''),
             coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, l.correction_of, {_SUMS}
         FROM held l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
         LEFT JOIN closed_workload k ON k.workload_id = l.workload_id AND k.period_start_ms = (
             SELECT start_ms FROM billing_period WHERE start_ms <= %(start)s AND end_ms > %(start)s)
-        GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 2, 3, 4, 5, 6, 7
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY 3, 4, 5, 6, 7, 8, 2
         """,
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
     jobs: dict[str, list[OwnerJob]] = defaultdict(list)
-    for owner, name, *key in rows:
-        jobs[owner].append(OwnerJob(_called(name), *key[:5], **measures_of(key[5:])))
+    for owner, adjusting, name, *key in rows:
+        # An adjustment is no job's: it stands under its kind.
+        called = _called(name) if adjusting is None else f"({adjusting})"
+        jobs[owner].append(OwnerJob(called, *key[:5], **measures_of(key[5:])))
     return jobs
 
 
@@ -118,7 +123,7 @@ def amended_later(
     rows = connection.execute(
         f"SELECT {_owner(level)}, l.currency, sum(l.cost_micro) FROM correction l "
         "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s "
-        f"AND l.booked_day_ms >= %(end)s AND l.state = 'held' AND {_owner(level)} = ANY(%(owners)s) "
+        f"AND l.booked_day_ms >= %(end)s AND l.state IN ({_PAID}) AND {_owner(level)} = ANY(%(owners)s) "
         "AND l.currency IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2",
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )

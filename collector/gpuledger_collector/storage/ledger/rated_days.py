@@ -20,7 +20,7 @@ _PLACE_COLUMNS = ("state", "pool", "gpu_model", "node")
 _CHARGE_COLUMNS = ", ".join(
     (
         *("day_ms", "start_ms", "end_ms", "accelerator_id", "workload_id", "owner_id", *_PLACE_COLUMNS, "price_id"),
-        *("currency", "commitment_id", *MEASURES),
+        *("currency", "commitment_id", "adjustment_id", *MEASURES),
     )
 )
 _LINE_COLUMNS = ", ".join(("day_ms", "owner_id", "state", "pool", "gpu_model", "currency", *MEASURES))
@@ -29,6 +29,14 @@ _LINE_COLUMNS = ", ".join(("day_ms", "owner_id", "state", "pool", "gpu_model", "
 def request_recompute(connection: Connection, days_ms: Iterable[int]) -> None:
     """Request that these days be rated again."""
     connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (sorted(days_ms),))
+
+
+def request_recompute_of_rated(connection: Connection, period: Period) -> None:
+    """Request that the days of a period that are rated be rated again."""
+    connection.execute(
+        "INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s",
+        (period.start_ms, period.end_ms),
+    )
 
 
 def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequence[int]:
@@ -156,6 +164,7 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
         None if charge.price is None else charge.price.id,
         charge.currency,
         None if charge.commitment is None else charge.commitment.id,
+        None if charge.adjustment is None else charge.adjustment.id,
         *charge.amounts.values(),
     )
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
+from gpuledger_collector.accounting.adjustments import HeldCost, Place
 from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
 from gpuledger_collector.accounting.measures import COMPARED, MEASURES, SUMMED
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reconciliation import ChargedState
-from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.billing import adjustments, commitments, prices
 from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
 
@@ -125,6 +126,31 @@ def charged_lines(
     return [_line(row, len(by)) for row in rows]
 
 
+def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
+    """Add up what owners held on the days of a period, with all corrections of them, by what adjustments tell apart."""
+    columns = "day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, cost_micro"
+    rows = connection.execute(
+        f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.pool, l.gpu_model, l.currency, sum(l.gpu_ns)::bigint, "
+        f"sum(l.cost_micro)::bigint FROM (SELECT {columns} FROM ledger_day UNION ALL SELECT {columns} FROM correction) "
+        "AS l JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' "
+        "AND l.currency IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9",
+        (period.start_ms, period.end_ms),
+    )
+    return {Place(OwnerPath(*row[:-5]), *row[-5:-2]): HeldCost(*row[-2:]) for row in rows if row[-2] or row[-1]}
+
+
+def adjusted_costs(connection: Connection, period: Period) -> dict[tuple[int, str, str], int]:
+    """Add up the charges of adjustments of a period's days, with all corrections: by day, name and currency."""
+    columns = "day_ms, adjustment_id, currency, cost_micro"
+    rows = connection.execute(
+        f"SELECT l.day_ms, a.name, l.currency, sum(l.cost_micro)::bigint FROM (SELECT {columns} FROM charge "
+        f"UNION ALL SELECT {columns} FROM correction) l JOIN adjustment a ON a.id = l.adjustment_id "
+        "WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY 1, 2, 3",
+        (period.start_ms, period.end_ms),
+    )
+    return {(int(day_ms), name, currency): int(micro) for day_ms, name, currency, micro in rows if micro}
+
+
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
     """Sum the corrections of the period's days, wherever they are booked, by a level of the owner tree."""
     rows = connection.execute(
@@ -159,7 +185,7 @@ _EXPORTED_NAMES = ("accelerator_uuid", "workload_key", "workload_name", "user", 
 # Names come from the close of the period (`closed_workload`) where there was one, so that an export of a closed month
 # stays the same; the order is total, for the same reason.
 _EXPORTED = f"""
-    SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id,
+    SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id, c.adjustment_id,
         o.id AS owner_id, o.org, o.team, o.project, o.experiment, o.run, o.user_name,
         a.uuid AS accelerator_uuid, w.key AS workload_key,
         coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id)
@@ -173,9 +199,10 @@ _EXPORTED = f"""
         AND p.end_ms > coalesce(c.booked_day_ms, c.day_ms)
     LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
     ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
-        c.end_ms, c.pool, c.gpu_model, c.node, c.gpu_ns, c.price_id, o.id, c.commitment_id, c.correction_id
+        c.end_ms, c.pool, c.gpu_model, c.node, c.gpu_ns, c.price_id, o.id, c.commitment_id, c.adjustment_id,
+        c.correction_id
 """
-_COMMON = ", ".join((*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id"))
+_COMMON = ", ".join((*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id", "adjustment_id"))
 _LINES = f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge WHERE "
 _CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
 
@@ -223,12 +250,14 @@ def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Itera
     # Prices and commitments are few and read once, instead of being repeated in each of many lines.
     book = prices.by_id(connection, sorted({row["price_id"] for row in rows} - {None}))
     covering = commitments.by_id(connection, sorted({row["commitment_id"] for row in rows} - {None}))
+    adjusting = adjustments.by_id(connection, sorted({row["adjustment_id"] for row in rows} - {None}))
     for row in rows:
         levels = {level: row[column.removeprefix("o.")] for level, column in LEVEL_COLUMNS.items()}
         charge = Charge(
             owner=None if row["owner_id"] is None else OwnerPath(**levels),
             price=None if row["price_id"] is None else book[row["price_id"]],
             commitment=covering.get(row["commitment_id"]),
+            adjustment=adjusting.get(row["adjustment_id"]),
             **{name: row[name] for name in _CHARGE_COLUMNS},
         )
         yield ExportedCharge(charge=charge, **{name: row[name] for name in _EXPORTED_NAMES})

@@ -109,6 +109,38 @@ table(
 )
 
 table(
+    "adjustment",
+    "Markups, discounts and tiers, which are superseded; credits, debits and true-ups, to which rows are only added.",
+    identity(),
+    *required(TEXT, "name"),
+    column("kind", TEXT, "markup, discount or tiered; credit, debit or true_up"),
+    column("owner", JSONB, "level -> value: only this owner and below; of a credit or debit, who gets or pays it"),
+    *texts("pool", "gpu_model"),
+    column("percent", sa.Numeric(12, 6), "of a markup or discount", nullable=True),
+    column("steps", JSONB, "of a tier: GPU-hours of the month -> rate from there on"),
+    column("per", TEXT, "of a tier: whose hours are counted, an owner level or fleet", default=""),
+    column("amount_micro", BIG, "of a credit or debit", nullable=True),
+    *optional(TEXT, "currency"),
+    *optional(sa.Date, "from_on", "to_on"),
+    *texts("reason", "approver"),
+    column("shares", JSONB, "of a true-up: owner levels, pool, model and micro-units of each part", nullable=True),
+    column("evidence", JSONB, "of a true-up: the bill, its lines and the differences", nullable=True),
+    column("reverses", BIG, "the entry that this one takes back", nullable=True),
+    *versioned(),
+    sa.Index("uq_adjustment_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+)
+
+table(
+    "cost_center",
+    "Cost centers and GL codes of owners: rows are superseded, never edited.",
+    identity(),
+    column("owner", JSONB, "level -> value: this owner and all below it"),
+    *texts("cost_center", "gl_code"),
+    *optional(sa.Date, "from_on", "to_on"),
+    *versioned(),
+)
+
+table(
     "carbon_intensity",
     "Dated carbon intensities of the grid by pool: rows are superseded, never edited.",
     identity(),

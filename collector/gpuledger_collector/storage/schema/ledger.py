@@ -43,6 +43,7 @@ def charge_columns() -> list[sa.Column[Any]]:
         *optional(BIG, "idle_cost_micro", "list_cost_micro", "energy_mj"),
         foreign("commitment_id", "commitment.id", comment="covers it: its cost is the amortized one", nullable=True),
         column("contracted_cost_micro", BIG, "at the rate of the price book; null: unknown", nullable=True),
+        column("adjustment_id", BIG, "null: held time; else the state is the adjustment's kind", nullable=True),
     ]
 
 

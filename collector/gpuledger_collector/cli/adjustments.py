@@ -1,0 +1,281 @@
+"""gpuledger adjustments: markups, discounts, tiers, credits, debits, and true-ups to a provider's bill."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Annotated
+
+from typer import Argument, Option
+
+from gpuledger_collector import wiring
+from gpuledger_collector.accounting.adjustments import POLICIES, Adjustment
+from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.provider_bill import Difference
+from gpuledger_collector.accounting.true_up import BOOKED
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
+from gpuledger_collector.cli.output import Column, Row, emit, number
+from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.config.adjustments import DeclaredAdjustment
+from gpuledger_collector.config.model import Record
+from gpuledger_collector.export.disputes import owner_text
+from gpuledger_collector.services.provider_bill import NoBill
+from gpuledger_collector.services.true_up import ProposedTrueUp, book_true_up, propose_true_up
+from gpuledger_collector.storage.billing import adjustments
+
+app = new_app(name="adjustments", help="What owners pay beside the rate of their time.", no_args_is_help=True)
+COLUMNS = (
+    Column("name"),
+    Column("kind"),
+    Column("owner"),
+    Column("what"),
+    number("amount"),
+    Column("currency"),
+    Column("from"),
+    Column("to"),
+    Column("reason", is_optional=True),
+    Column("approver", is_optional=True),
+    Column("reversed", is_optional=True),
+)
+SHARE_COLUMNS = (Column("owner"), Column("pool"), Column("model"), number("amount"), Column("currency"))
+Reason = Annotated[str, Option("--reason", help="Why; it is kept with the entry.")]
+Approver = Annotated[str, Option("--approver", metavar="NAME", help="Who approved it; it is kept with the entry.")]
+
+
+class Key(enum.StrEnum):
+    """What a true-up is split by."""
+
+    sku = "sku"
+    cost = "cost"
+    gpu_hours = "gpu_hours"
+
+
+class Amount(enum.StrEnum):
+    """Costs of a bill: as invoiced, or with commitments amortized."""
+
+    billed = "billed"
+    effective = "effective"
+
+
+@app.command("list", epilog="Example: gpuledger adjustments list --format csv")
+def list_adjustments(
+    form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None
+) -> None:
+    """List the markups, discounts and tiers in force, and every credit, debit and true-up that was booked."""
+    with open_session(dsn, config) as session, session.database.transaction() as connection:
+        known = adjustments.current(connection)
+    reversals = {adjustment.reverses: adjustment.name for adjustment in known if adjustment.reverses is not None}
+    emit(form, COLUMNS, [to_row(adjustment, reversals.get(adjustment.id or 0, "")) for adjustment in known])
+
+
+def to_row(adjustment: Adjustment, reversal: str = "") -> Row:
+    """An adjustment by COLUMNS."""
+    places = (adjustment.pool, adjustment.gpu_model)
+    steps = sorted(adjustment.steps.items(), key=lambda step: Decimal(step[0]))
+    terms = f"{adjustment.percent:f} %" if adjustment.percent is not None else ""
+    terms += "; ".join(f"from hour {hours}: {rate}" for hours, rate in steps)
+    micro = None
+    if adjustment.kind not in POLICIES:
+        micro = sum(share.micro for share in adjustment.entry_shares())
+    owners = f"{len({share.owner for share in adjustment.shares})} owners" if adjustment.shares else ""
+    return {
+        "name": adjustment.name,
+        "kind": adjustment.kind,
+        "owner": owners or (owner_text(adjustment.owner) if adjustment.owner else "everybody"),
+        "what": " ".join(filter(None, (*places, terms))),
+        "amount": "" if micro is None else _money(micro, adjustment.currency or ""),
+        "currency": adjustment.currency or "",
+        "from": "" if adjustment.from_on is None else str(adjustment.from_on),
+        "to": "" if adjustment.to_on is None else str(adjustment.to_on),
+        "reason": adjustment.reason,
+        "approver": adjustment.approver,
+        "reversed": reversal,
+    }
+
+
+def _money(micro: int, currency: str) -> str:
+    digits = minor_digits(currency)
+    # An entry of fewer than a cent's parts is written in full: what is booked is exact.
+    return format_minor(micro, 6) if micro % 10 ** (6 - digits) else format_minor(micro // 10 ** (6 - digits), digits)
+
+
+def _entry(kind: str) -> None:
+    @app.command(
+        kind,
+        help=f"Book a {kind}: an amount that an owner {'gets back' if kind == 'credit' else 'pays'}, once.",
+        epilog=(
+            f'Example: gpuledger adjustments {kind} "outage of 7 October" --owner team=vision --amount 250 '
+            '--currency USD --from 2026-10-07 --to 2026-10-08 --reason "no InfiniBand" --approver m.keller'
+        ),
+    )
+    def book(
+        name: Annotated[str, Argument(metavar="NAME", help="Names the entry; no other adjustment has it.")],
+        owner: Annotated[str, Option("--owner", metavar="LEVEL=NAME", help="Who, such as team=vision.")],
+        amount: Annotated[str, Option("--amount", help="Money, more than 0.")],
+        currency: Annotated[str, Option("--currency", help="ISO 4217 code.")],
+        start: Annotated[str, Option("--from", metavar="DATE", help="First day that it is about; it is booked on it.")],
+        end: Annotated[str, Option("--to", metavar="DATE", help="Last day, not included; of the same month.")],
+        reason: Reason,
+        approver: Approver,
+        pool: Annotated[str, Option("--pool", help="The pool that it is shown under.")] = "",
+        model: Annotated[str, Option("--model", help="The GPU model that it is shown under.")] = "",
+        dry_run: options.DryRun = False,
+        dsn: options.Dsn = None,
+        config: options.Config = None,
+    ) -> None:
+        given = {
+            "name": name,
+            "kind": kind,
+            "owner": dict(_pair(part) for part in owner.split(",")),
+            "amount": amount,
+            "currency": currency,
+            "effective_from": start,
+            "effective_to": end,
+            "reason": reason,
+            "approver": approver,
+            "pool": pool,
+            "gpu_model": model,
+        }
+        problems: list[Problem] = []
+        declared: list[Adjustment] = DeclaredAdjustment.collect([Record(f"adjustments {kind}", 1, given)], problems)
+        if problems:
+            refuse("; ".join(f"{problem.source.split(':', 2)[-1]} {problem.message}" for problem in problems))
+        with open_session(dsn, config) as session:
+            try:
+                with session.database.transaction(dry_run=dry_run) as connection:
+                    entry = adjustments.book(connection, declared[0], wiring.now())
+            except adjustments.EntryRefused as error:
+                refuse(str(error))
+        (share,) = entry.entry_shares()
+        said = f"{_money(share.micro, entry.currency or '')} {entry.currency} for {owner_text(entry.owner)}"
+        print(f"booked {kind} {entry.name!r}: {said} on {entry.from_on}{dry_run_note(dry_run)}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    level, _, name = text.partition("=")
+    return level.strip(), name.strip()
+
+
+for _kind in ("credit", "debit"):
+    _entry(_kind)
+
+
+@app.command(
+    epilog='Example: gpuledger adjustments reverse "outage of 7 October" --reason "booked twice" --approver kim'
+)
+def reverse(
+    name: Annotated[str, Argument(metavar="NAME", help="The credit, debit or true-up.")],
+    reason: Reason,
+    approver: Approver,
+    dry_run: options.DryRun = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Take a booked entry back by an entry of the opposite amounts; both stay. Of a closed month it is a correction."""
+    _require_words(reason, approver)
+    with open_session(dsn, config) as session:
+        try:
+            with session.database.transaction(dry_run=dry_run) as connection:
+                entry = adjustments.reverse(connection, name, reason.strip(), approver.strip(), wiring.now())
+        except adjustments.EntryRefused as error:
+            refuse(str(error))
+    print(f"booked {entry.name!r} on {entry.from_on}{dry_run_note(dry_run)}")
+
+
+def _require_words(reason: str, approver: str) -> None:
+    for option, text in (("--reason", reason), ("--approver", approver)):
+        if not text.strip():
+            refuse(f"{option}: say it in words")
+
+
+@app.command(
+    "true-up",
+    epilog='Example: gpuledger adjustments true-up --period 2026-10 --bill "Big Cloud" --by sku '
+    '--reason "October as invoiced" --approver m.keller',
+)
+def true_up(
+    provider: Annotated[str, Option("--bill", metavar="PROVIDER", help="The bill, as `import bill` brought it.")],
+    reason: Reason,
+    approver: Approver,
+    period: options.Month = None,
+    key: Annotated[Key, Option("--by", help="What each owner's part follows from.")] = Key.sku,
+    kinds: Annotated[
+        str, Option("--kinds", metavar="KIND,...", help="Kinds of differences to book, as `reconcile --bill` has them.")
+    ] = ",".join(BOOKED),
+    amount: Annotated[Amount, Option("--cost", help="Which cost of the bill counts.")] = Amount.billed,
+    form: options.Form = options.Format.table,
+    dry_run: options.DryRun = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Book the difference between a provider's bill of a month and the ledger to owners, once.
+
+    `reconcile --bill` explains the difference, kind by kind; a true-up books the kinds that are explained, exactly,
+    with the bill's lines as evidence. The same command again changes nothing; `adjustments reverse` takes it back.
+    """
+    _require_words(reason, approver)
+    asked = time_range(period, None, None, None)
+    chosen = [kind.strip() for kind in kinds.split(",") if kind.strip()]
+    with open_session(dsn, config) as session:
+        span = session.rated(asked)
+        try:
+            with session.database.transaction(dry_run=dry_run) as connection:
+                effective = amount is Amount.effective
+                proposed = propose_true_up(connection, provider, span, key.value, chosen, effective=effective)
+                entries = book_true_up(connection, proposed, reason.strip(), approver.strip(), wiring.now())
+        except (NoBill, ValueError) as error:
+            refuse(str(error))
+        if not dry_run:
+            session.rate(span)
+    rows = [_share_row(entry, at) for entry in entries or proposed.booked for at in range(len(entry.shares))]
+    emit(form, SHARE_COLUMNS, rows)
+    for line in _sentences(proposed, entries, dry_run):
+        say(f"gpuledger: {line}", error=True)
+
+
+def _share_row(entry: Adjustment, at: int) -> Row:
+    share, currency = entry.shares[at], entry.currency or ""
+    levels = {level: share.owner.level(level) for level in LEVELS if share.owner.level(level)}
+    return {
+        "owner": owner_text(levels) if levels else "(unattributed)",
+        "pool": share.pool,
+        "model": share.gpu_model,
+        "amount": format_minor(share.micro, 6),
+        "currency": currency,
+    }
+
+
+def _sentences(proposed: ProposedTrueUp, entries: Sequence[Adjustment], dry_run: bool) -> list[str]:
+    lines = []
+    for entry in entries:
+        micro = sum(share.micro for share in entry.shares)
+        lines.append(
+            f"booked {entry.name!r}: {_money(micro, entry.currency or '')} {entry.currency}{dry_run_note(dry_run)}"
+        )
+    if proposed.booked:
+        names = ", ".join(repr(entry.name) for entry in proposed.booked)
+        due = ", ".join(f"{_money(micro, currency)} {currency}" for currency, micro in proposed.due().items())
+        more = f"; the bill now asks {due} more: reverse it and book it anew" if due else ""
+        lines.append(f"booked already as {names}: nothing was changed{more}")
+    elif not entries:
+        lines.append("nothing is to be booked: no difference of these kinds, or nobody held anything")
+    return lines + [_left_line(kind, currency, rows) for (kind, currency), rows in _left(proposed).items()]
+
+
+def _left(proposed: ProposedTrueUp) -> dict[tuple[str, str], list[Difference]]:
+    left: dict[tuple[str, str], list[Difference]] = {}
+    for difference in proposed.split.left:
+        left.setdefault((difference.kind, difference.currency), []).append(difference)
+    return left
+
+
+def _left_line(kind: str, currency: str, differences: Sequence[Difference]) -> str:
+    digits = minor_digits(currency)
+    micro = sum(int(difference.amount * 1_000_000) for difference in differences)
+    amount = format_minor(to_minor_units([micro], digits)[0], digits)
+    return f"not booked: {kind} {amount} {currency} (--kinds {kind} books it)"

@@ -1,0 +1,252 @@
+"""Adjustments in Postgres: policies are superseded, entries are booked once and only ever reversed by another entry."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace as changed
+from decimal import Decimal
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from gpuledger_collector.accounting.adjustments import (
+    CREDIT,
+    DEBIT,
+    ENTRIES,
+    POLICIES,
+    TIERED,
+    Adjustment,
+    OwnerShare,
+)
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
+from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.billing import declarations
+from gpuledger_collector.storage.billing.prices import mark_days_with_evidence
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
+from gpuledger_collector.storage.locks import Connection, Lock
+
+_DECLARED = (
+    *("name", "kind", "owner", "pool", "gpu_model", "percent", "steps", "per", "amount_micro", "currency"),
+    *("from_on", "to_on", "reason", "approver"),
+)
+_ALL = ("id", *_DECLARED, "shares", "reverses")
+_OPEN_TO = "coalesce(to_on, 'infinity')"
+
+
+class EntryRefused(ValueError):
+    """An entry cannot be booked or reversed; the message says why and what to do."""
+
+
+class BookedDiffers(declarations.DeclarationRefused):
+    """A file declares an entry that is booked with other terms."""
+
+
+def current(connection: Connection) -> list[Adjustment]:
+    """The policies in force and every entry, reversed ones too, by date and name."""
+    return _read(connection, "superseded_at IS NULL ORDER BY from_on NULLS FIRST, name, id", ())
+
+
+def declared(connection: Connection) -> list[Adjustment]:
+    """What a file can declare: the policies in force, and the credits and debits that nobody reversed."""
+    known = current(connection)
+    reversed_ids = {adjustment.reverses for adjustment in known}
+    return [
+        adjustment
+        for adjustment in known
+        if adjustment.kind in POLICIES
+        or (adjustment.kind in {CREDIT, DEBIT} and adjustment.reverses is None and adjustment.id not in reversed_ids)
+    ]
+
+
+def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Adjustment]:
+    """Adjustments by id, superseded ones too, without their shares: charges name the version that they follow from."""
+    rows = connection.execute(
+        f"SELECT id, {', '.join(_DECLARED)}, NULL, reverses FROM adjustment WHERE id = ANY(%s)", (list(ids),)
+    )
+    return {row[0]: _adjustment(row) for row in rows}
+
+
+def holding(connection: Connection, day_on: dt.date) -> list[Adjustment]:
+    """Policies that hold on a day of the bill, and the entries that are charged on it: those whose days begin then."""
+    return _read(
+        connection,
+        "superseded_at IS NULL AND ((kind = ANY(%s) AND coalesce(from_on, '-infinity') <= %s "
+        f"AND {_OPEN_TO} > %s) OR (kind = ANY(%s) AND from_on = %s)) ORDER BY kind, name, id",
+        (list(POLICIES), day_on, day_on, list(ENTRIES), day_on),
+    )
+
+
+def tiered_between(connection: Connection, from_on: dt.date, to_on: dt.date) -> bool:
+    """Whether a tier holds on some of these days."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM adjustment WHERE superseded_at IS NULL AND kind = %s "
+        f"AND coalesce(from_on, '-infinity') < %s AND {_OPEN_TO} > %s)",
+        (TIERED, to_on, from_on),
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+def replace(connection: Connection, wanted: Sequence[Adjustment], now: dt.datetime) -> ImportOutcome:
+    """Policies become these; entries are booked unless they are. The days that this changes are marked for rating.
+
+    Raises BookedDiffers for an entry whose name is booked with other terms.
+    """
+    locks.take(connection, Lock.LEDGER)
+    before = [adjustment for adjustment in current(connection) if adjustment.kind in POLICIES]
+    policies = [adjustment for adjustment in wanted if adjustment.kind in POLICIES]
+    rows = [_cells(policy) for policy in policies]
+    outcome = declarations.replace_rows(
+        connection, "adjustment", _DECLARED, rows, now, among="kind IN ('tiered', 'markup', 'discount')"
+    )
+    after = [adjustment for adjustment in current(connection) if adjustment.kind in POLICIES]
+    kept = {adjustment.id for adjustment in before} & {adjustment.id for adjustment in after}
+    marked = 0
+    for policy in (adjustment for adjustment in [*before, *after] if adjustment.id not in kept):
+        marked += _mark_policy(connection, policy, now)
+    booked = {adjustment.name: adjustment for adjustment in current(connection)}
+    added = 0
+    for entry in (adjustment for adjustment in wanted if adjustment.kind not in POLICIES):
+        known = booked.get(entry.name)
+        if known is None:
+            book(connection, entry, now)
+            added += 1
+            marked += 1
+        elif _cells(known) != _cells(entry):
+            message = (
+                f"{known.kind} {known.name!r} is booked with other terms, and a booked entry does not change: "
+                "gpuledger adjustments reverse takes it back; then book another name"
+            )
+            raise BookedDiffers([Problem("booked", "adjustment:name", message)])
+    entries = sum(adjustment.kind not in POLICIES for adjustment in wanted)
+    return ImportOutcome(
+        outcome.added + added, outcome.updated, outcome.unchanged + entries - added, days_to_recompute=marked
+    )
+
+
+def book(
+    connection: Connection, entry: Adjustment, now: dt.datetime, evidence: Mapping[str, object] | None = None
+) -> Adjustment:
+    """Book an entry, audited; its first day is marked for rating. Raises EntryRefused for a name that is taken."""
+    locks.take(connection, Lock.LEDGER)
+    if any(adjustment.name == entry.name for adjustment in current(connection)):
+        raise EntryRefused(f"an adjustment is called {entry.name!r} already: give this one another name")
+    assert entry.from_on is not None
+    cells = {
+        **_cells(entry),
+        "shares": json.dumps([_share_cells(share) for share in entry.shares]) if entry.shares else None,
+        "evidence": None if evidence is None else json.dumps(dict(evidence), sort_keys=True),
+        "reverses": entry.reverses,
+        "recorded_at": now,
+    }
+    row = connection.execute(
+        f"INSERT INTO adjustment ({', '.join(cells)}) VALUES ({', '.join(['%s'] * len(cells))}) RETURNING id",
+        [json.dumps(value) if isinstance(value, dict) else value for value in cells.values()],
+    ).fetchone()
+    assert row is not None
+    facts: dict[str, object] = {name: value for name, value in _plain(entry).items() if value not in (None, "", {})}
+    facts |= {"shares": len(entry.shares)} if entry.shares else {}
+    audit.record(connection, [audit.Change("adjustment", entry.name, None, facts)], int(now.timestamp() * 1000))
+    start_ms = zones.calendar(connection).start_of(entry.from_on)
+    connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (start_ms,))
+    return changed(entry, id=row[0])
+
+
+def reverse(connection: Connection, name: str, reason: str, approver: str, now: dt.datetime) -> Adjustment:
+    """Take a booked entry back by an entry of the opposite amounts; neither is ever deleted. Raises EntryRefused."""
+    locks.take(connection, Lock.LEDGER)
+    known = current(connection)
+    entry = next((adjustment for adjustment in known if adjustment.name == name), None)
+    if entry is None or entry.kind in POLICIES:
+        names = ", ".join(repr(adjustment.name) for adjustment in known if adjustment.kind in ENTRIES) or "none"
+        raise EntryRefused(f"no entry is called {name!r}; booked are {names}")
+    if entry.reverses is not None:
+        raise EntryRefused(f"{name!r} is a reversal itself: book the entry anew instead")
+    if any(adjustment.reverses == entry.id for adjustment in known):
+        raise EntryRefused(f"{name!r} is reversed already")
+    opposite = changed(
+        entry,
+        id=None,
+        name=f"reversal of {name}",
+        amount_micro=None if entry.amount_micro is None else -entry.amount_micro,
+        shares=[changed(share, micro=-share.micro) for share in entry.shares],
+        reason=reason,
+        approver=approver,
+        reverses=entry.id,
+    )
+    return book(connection, opposite, now)
+
+
+def evidence_of(connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """What adjustments rest on, as a dispute shows it: their terms, and of a true-up the bill and its lines."""
+    columns = f"{', '.join(_DECLARED)}, evidence, recorded_at::text AS recorded_at"
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(f"SELECT {columns} FROM adjustment WHERE id = ANY(%s) ORDER BY name", (list(ids),))
+        return [{key: _text(value) for key, value in row.items() if value not in (None, "", {})} for row in rows]
+
+
+def true_ups(connection: Connection, provider: str, period_name: str) -> list[Adjustment]:
+    """The true-ups of a provider's bill of a month, reversed ones too, in the order of their booking."""
+    where = "kind = 'true_up' AND reverses IS NULL AND evidence->>'provider' = %s AND evidence->>'period' = %s"
+    return _read(connection, f"{where} ORDER BY id", (provider, period_name))
+
+
+def is_reversed(connection: Connection, entry: Adjustment) -> bool:
+    """Whether an entry was taken back."""
+    row = connection.execute("SELECT EXISTS (SELECT FROM adjustment WHERE reverses = %s)", (entry.id,)).fetchone()
+    return row is not None and bool(row[0])
+
+
+def span_of(entry: Adjustment, calendar: Calendar) -> Period:
+    """The days that an entry is about."""
+    assert entry.from_on is not None
+    assert entry.to_on is not None
+    return Period(calendar.start_of(entry.from_on), calendar.start_of(entry.to_on))
+
+
+def _mark_policy(connection: Connection, policy: Adjustment, now: dt.datetime) -> int:
+    calendar, now_ms = zones.calendar(connection), int(now.timestamp() * 1000)
+    first = 0 if policy.from_on is None else calendar.start_of(policy.from_on)
+    last = now_ms if policy.to_on is None else min(now_ms, calendar.start_of(policy.to_on))
+    return mark_days_with_evidence(connection, first, last) if last >= first else 0
+
+
+def _read(connection: Connection, where: str, values: Sequence[object]) -> list[Adjustment]:
+    rows = connection.execute(f"SELECT {', '.join(_ALL)} FROM adjustment WHERE {where}", values)
+    return [_adjustment(row) for row in rows]
+
+
+def _adjustment(row: Sequence[Any]) -> Adjustment:
+    values = dict(zip(_ALL, row, strict=True))
+    values["percent"] = _plain_number(values)
+    shares = [OwnerShare(OwnerPath(*levels), *rest) for levels, *rest in values.pop("shares") or ()]
+    return Adjustment(shares=tuple(shares), **values)
+
+
+def _share_cells(share: OwnerShare) -> list[object]:
+    return [[share.owner.level(level) for level in LEVELS], share.pool, share.gpu_model, share.micro]
+
+
+def _cells(adjustment: Adjustment) -> dict[str, Any]:
+    """What is declared of it, by column."""
+    cells = {name: getattr(adjustment, name) for name in _DECLARED}
+    return {**cells, "owner": dict(cells["owner"]), "steps": dict(cells["steps"]), "percent": _plain_number(cells)}
+
+
+def _plain_number(cells: Mapping[str, Any]) -> Decimal | None:
+    """The percentage without the zeros that the database writes."""
+    percent: Decimal | None = cells["percent"]
+    return None if percent is None else Decimal(f"{percent.normalize():f}")
+
+
+def _plain(adjustment: Adjustment) -> dict[str, object]:
+    return {name: _text(value) for name, value in _cells(adjustment).items()}
+
+
+def _text(value: object) -> object:
+    return value if value is None or isinstance(value, str | int | dict | list) else str(value)
