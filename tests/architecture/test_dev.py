@@ -59,7 +59,7 @@ def load(folder):
 
 @pytest.mark.parametrize(
     ("task", "free_megabytes", "needed"),
-    [("demo", 400, "the demo needs 900 MB"), ("docs", 1500, "installing the requirements needs 2000 MB")],
+    [("demo", 400, "the demo needs 1000 MB"), ("docs", 1500, "installing the requirements needs 2000 MB")],
 )
 def test_a_disk_that_is_too_small_is_said_before_anything_is_installed(
     checkout, monkeypatch, capsys, task, free_megabytes, needed
