@@ -181,7 +181,9 @@ def test_what_cannot_be_stated_is_refused_with_a_sentence(furnished, run, tmp_pa
     code, _, said = run("statement", "--owner", "visoin", "--period", "2025-10")
     assert (code, "team 'visoin' was billed nothing in 2025-10" in said, "vision" in said) == (1, True, True)
     for arguments, words in (
-        (("--owner", "vision", "--period", "October"), "is not a month"),
+        (("--owner", "vision", "--period", "October"), "is not a period"),
+        (("--owner", "vision", "--period", "2025-Q4"), "2025-Q4 has 2025-10, 2025-11, 2025-12; --all --dir DIR writes"),
+        (("--owner", "vision", "--period", "2025-10", "--zone", "Asia/Tokyo"), "days and months of this ledger are"),
         (("--owner", "vision", "--period", "2025-10", "--level", "squad"), "'squad' is no level"),
         (("--period", "2025-10"), "give either --owner NAME"),
         (("--all", "--period", "2025-10"), "give either --owner NAME"),
@@ -190,6 +192,16 @@ def test_what_cannot_be_stated_is_refused_with_a_sentence(furnished, run, tmp_pa
         code, _, said = run("statement", *arguments)
         assert (code, words in said) == (2, True), said
         assert "Traceback" not in said
+
+
+def test_a_quarter_is_a_folder_for_each_month(furnished, run, tmp_path):
+    """The pages of each month are those of the month alone."""
+    assert run("statement", "--all", "--dir", tmp_path / "quarter", "--period", "2025-Q4", "--zone", "UTC")[0] == 0
+    assert run("statement", "--all", "--dir", tmp_path / "month", "--period", "2025-10")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "quarter").iterdir()) == ["2025-10", "2025-11", "2025-12"]
+    pages = sorted(path.name for path in (tmp_path / "month").iterdir())
+    assert "vision.html" in pages
+    assert sorted(path.name for path in (tmp_path / "quarter" / "2025-10").iterdir()) == pages
 
 
 def test_an_empty_ledger_and_usage_without_a_price(fleet, run, tmp_path):

@@ -173,6 +173,11 @@ class Report:
         """Whether some usage has no rate."""
         return any(row.currency is None for row in self.rows)
 
+    @property
+    def has_no_price(self) -> bool:
+        """Whether nothing of it has a price: there are hours, and no bill."""
+        return bool(self.rows) and all(row.currency is None for row in self.rows)
+
 
 _Key = tuple[tuple[str, ...], str]
 """The cells of a row, and the month that it corrects (empty: none)."""
@@ -219,8 +224,16 @@ class _RowSums:
             self.contracted_micro = add_known(self.contracted_micro, line.contracted_cost_micro)
 
 
-def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocations | None = None) -> Report:
+def report(
+    lines: Iterable[ChargedLine],
+    by: Sequence[str],
+    allocations: Allocations | None = None,
+    *,
+    unpriced_by_holder: bool = False,
+) -> Report:
     """Make the report of lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension.
+
+    `unpriced_by_holder` gives usage without a price the rows of who held it, instead of one row of its own.
 
     Lines that name the month that they correct have rows of their own, next to the row of the same cells: the two
     together are rounded to what one row would show.
@@ -233,7 +246,8 @@ def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocat
     for line in lines:
         # Corrections may cancel out; a line without time and money is no row.
         if line.gpu_ns or line.cost_micro or line.idle_ns:
-            key = (line.currency, (shown_keys(line, by), line.correction_of))
+            cells = holder_keys(line, by) if unpriced_by_holder else shown_keys(line, by)
+            key = (line.currency, (cells, line.correction_of))
             state = HELD if line.state in PAID_BY_OWNERS else line.state
             sums.setdefault(key, _RowSums(state)).add(line)
     _add_allocations(sums, allocations)

@@ -88,16 +88,28 @@ def month(text: str) -> Period:
     return Period(parse_date(f"{text}-01"), parse_date(following))
 
 
+_QUARTER = re.compile(r"([0-9]{4})[-/ ]?Q([1-4])|Q([1-4])[-/ ]?([0-9]{4})")
+
+
 def parse_period(text: str) -> Period:
-    """The month `2026-10`, the quarter `2026-Q3` or the year `2026`. Raises ValueError with a sentence."""
+    """The month `2026-10`, the quarter `2026-Q3`, `2026Q3` or `Q3 2026`, or the year `2026`. Raises ValueError."""
     if re.fullmatch(r"[0-9]{4}", text):
         return Period(month(f"{text}-01").start_ms, month(f"{text}-12").end_ms)
-    if quarter := re.fullmatch(r"([0-9]{4})-Q([1-4])", text):
-        last = 3 * int(quarter[2])
-        return Period(month(f"{quarter[1]}-{last - 2:02}").start_ms, month(f"{quarter[1]}-{last:02}").end_ms)
+    if quarter := _QUARTER.fullmatch(text.strip().upper()):
+        year, last = quarter[1] or quarter[4], 3 * int(quarter[2] or quarter[3])
+        return Period(month(f"{year}-{last - 2:02}").start_ms, month(f"{year}-{last:02}").end_ms)
     if not re.fullmatch(r"[0-9]{4}-[0-9]{2}", text):
         raise ValueError(f"{text!r} is not a period; write it as 2026-10, 2026-Q3 or 2026")
     return month(text)
+
+
+def months_of(period: Period) -> list[str]:
+    """The names of the months of a period that begins and ends with one, such as that of `parse_period`."""
+    names, at_ms = [], period.start_ms
+    while at_ms < period.end_ms:
+        names.append(format_date(at_ms)[:7])
+        at_ms = month(names[-1]).end_ms
+    return names
 
 
 def date_range(start: str, end: str) -> Period:

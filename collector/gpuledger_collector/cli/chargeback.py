@@ -17,7 +17,6 @@ from gpuledger_collector.accounting.cash import AMORTIZED, CASH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, Report, ReportRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import (
@@ -49,9 +48,10 @@ from gpuledger_collector.export.fair_share import COLUMNS as SHARE_COLUMNS
 from gpuledger_collector.export.fair_share import share_rows
 from gpuledger_collector.services.chargeback import (
     convert_chargeback,
-    hours_by,
+    no_price_note,
     notices,
     notices_by_month,
+    read_before_prices,
     read_cash,
     read_chargeback,
 )
@@ -66,11 +66,6 @@ app = new_app()
 SHARE = "share"
 TEXTS = {"currency", "billed", "correction_of", "cost_center", "gl_code", "exchange"}
 ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
-
-NO_PRICE = (
-    "this is hours, for none of them has a price yet; set one, and it is a bill: "
-    "gpuledger prices set --rate 2.50 --currency USD --from 2026-01-01"
-)
 
 
 class ChargebackFormat(enum.StrEnum):
@@ -124,6 +119,7 @@ def chargeback(
     view: Annotated[
         View, Option("--view", help="Cost as it is borne hour by hour, or as it is paid on its day (cash).")
     ] = View.amortized,
+    zone: options.BillingZone = None,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
@@ -138,16 +134,20 @@ def chargeback(
     if by == SHARE:
         if view is View.cash:
             refuse("--by share has no --view cash: it compares what was charged for the time")
-        _write_shares(asked, form, currency, output, dsn, config)
+        _write_shares(asked, form, currency, output, zone, dsn, config)
         return
     names = column_names(by, DIMENSIONS)
     with open_session(dsn, config) as session:
+        session.require_zone(zone)
         now_ms, span = session.now_ms, session.rated(asked)
         with session.database.transaction(read_only=True) as connection:
             read = read_cash if view is View.cash else read_chargeback
             bill = read(connection, span, names, now_ms).report
             said = notices(connection, span, now_ms, bill)
             notes = said + shared_notes(bill.shared)
+            if bill.has_no_price and view is View.amortized:
+                bill = read_before_prices(connection, span, names)
+                notes.append(no_price_note(span))
             if currency:
                 try:
                     bill, missing = convert_chargeback(connection, span, names, currency, now_ms)
@@ -163,25 +163,27 @@ def chargeback(
                 parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), bill.by))
             else:
                 width = terminal_width() if output is None else None
-                if form is ChargebackFormat.table and bill.rows and not any(row.currency for row in bill.rows):
-                    text = hours_table(hours_by(connection, span, names), names, width)
-                    notes.append(NO_PRICE)
-                else:
-                    waste = whole_waste(bill.rows, reports.has_capacity(connection, span))
-                    text = report_text(bill, span, options.Format(form.value), notes, width, waste, said)
-                write_text(text, output)
+                waste = whole_waste(bill.rows, reports.has_capacity(connection, span))
+                write_text(report_text(bill, span, options.Format(form.value), notes, width, waste, said), output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     end_with(bool(bill.unpriced), exit_code)
 
 
 def _write_shares(
-    asked: TimeRange, form: ChargebackFormat, currency: str, output: Path | None, dsn: str | None, config: Path | None
+    asked: TimeRange,
+    form: ChargebackFormat,
+    currency: str,
+    output: Path | None,
+    zone: str | None,
+    dsn: str | None,
+    config: Path | None,
 ) -> None:
     """Write what teams held of their shares of pools."""
     if form not in LISTS or currency:
         refuse("--by share is a table, csv or json, in the ledger's currencies")
     with open_session(dsn, config) as session:
+        session.require_zone(zone)
         span = session.rated(asked)
         roll_up_period(session.database, span)
         with session.database.transaction(read_only=True) as connection:
@@ -204,14 +206,6 @@ def _write_shares(
         say(f"gpuledger: {note}", error=True)
 
 
-def hours_table(held: Sequence[tuple[tuple[str, ...], int]], by: Sequence[str], width: int | None) -> str:
-    """GPU-hours by who held them, while nothing has a price."""
-    hours = hours_decimal([ns for _, ns in held])
-    rows = [{**dict(zip(by, keys, strict=True)), "gpu_hours": str(n)} for (keys, _), n in zip(held, hours, strict=True)]
-    columns = [*map(Column, by), Column("gpu_hours", "gpu_hours", is_number=True)]
-    return table_text(columns, rows, width, [{by[0]: "total", "gpu_hours": str(sum(hours))}])
-
-
 def report_text(
     bill: Report,
     period: Period,
@@ -229,9 +223,14 @@ def report_text(
         return as_csv(bill, said)
     if form is options.Format.json:
         return as_json(bill, period, notes, waste)
-    columns = [*map(Column, bill.by), *(_measure_column(name) for name in table_columns(bill))]
+    shown = table_columns(bill)
+    if bill.has_no_price:
+        known = [texts(row) for row in bill.rows]
+        shown = [name for name in shown if any(row.get(name) for row in known)]
+    columns = [*map(Column, bill.by), *map(_measure_column, shown)]
     totals = [
-        {**texts(total), bill.by[0]: "total" if total.currency is not None else "unpriced"} for total in bill.totals
+        {**texts(total), bill.by[0]: "unpriced" if total.currency is None and not bill.has_no_price else "total"}
+        for total in bill.totals
     ]
     lines = [cash_line(bill, total) for total in bill.totals if bill.view == CASH and total.currency]
     lines += [waste_line(one) for one in waste if one.minor is not None]

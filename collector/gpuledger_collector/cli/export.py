@@ -46,6 +46,7 @@ def samples(
     days: options.LastDays = None,
     node: Annotated[str | None, Option("--node", metavar="NAME", help="Accelerators of this node.")] = None,
     gpu: Annotated[str | None, Option("--gpu", metavar="UUID", help="This accelerator.")] = None,
+    zone: options.BillingZone = None,
     form: Annotated[SampleFormat, Option("--format", help="Form of the output.")] = SampleFormat.csv,
     output: options.Output = None,
     dsn: options.Dsn = None,
@@ -64,6 +65,7 @@ def samples(
     if form is SampleFormat.parquet:
         require_parquet(output, "samples")
     with open_session(dsn, config) as session:
+        session.require_zone(zone)
         span = exact or asked.resolve(session.calendar, session.now_ms)
         with session.database.transaction() as connection:
             placements = archive.accelerator_periods(connection, span, node, gpu)

@@ -37,7 +37,13 @@ PeriodName = Annotated[
     str | None,
     Option("--period", metavar="PERIOD", help="Month 2026-10, quarter 2026-Q3 or year 2026; else this month."),
 ]
-Month = Annotated[str | None, Option("--period", metavar="YYYY-MM", help="A month; else this month.")]
+StatementPeriod = Annotated[
+    str | None,
+    Option("--period", metavar="PERIOD", help="Month 2026-10, or with --all a quarter or year; else this month."),
+]
+BillingZone = Annotated[
+    str | None, Option("--zone", metavar="ZONE", help="Refuse, unless days and months are those of this zone.")
+]
 FirstDay = Annotated[str | None, Option("--from", metavar="DATE", help="Or: first day, included.")]
 LastDay = Annotated[str | None, Option("--to", metavar="DATE", help="Last day, not included.")]
 LastDays = Annotated[int | None, Option("--days", min=1, max=36_500, help="Or: this many days up to now, and today.")]

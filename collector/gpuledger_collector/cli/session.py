@@ -13,7 +13,7 @@ import typer
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.cli.common import TimeRange
+from gpuledger_collector.cli.common import TimeRange, refuse
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.services.refresh import refresh
@@ -65,6 +65,13 @@ class Session:
         """Days and months of the billing zone."""
         with self.database.transaction() as connection:
             return zones.calendar(connection)
+
+    def require_zone(self, zone: str | None) -> None:
+        """Refuse a zone that is not the billing zone: charges are made by its days, and cannot be cut otherwise."""
+        billing = self.calendar.zones[-1].name
+        if zone not in {None, billing}:
+            cure = f"echo 'billing_zone = \"{zone}\"' | gpuledger apply /dev/stdin"
+            refuse(f"--zone: days and months of this ledger are those of {billing}; for all of its bills: {cure}")
 
     def rate(self, period: Period) -> None:
         """Bring usage and charges of a period up to date, with a progress bar on a terminal."""

@@ -33,7 +33,7 @@ from gpuledger_collector.ingest.files.job_table import JobTable
 from gpuledger_collector.ingest.files.sacct import is_sacct, read_sacct
 from gpuledger_collector.ingest.files.usage import UsageOptions, read_table_rows, understand
 from gpuledger_collector.ingest.remote_write.prometheus_api import PrometheusApi
-from gpuledger_collector.services.chargeback import chargeback_notes, read_chargeback
+from gpuledger_collector.services.chargeback import chargeback_notes, no_price_note, read_before_prices, read_chargeback
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger import rules
@@ -143,10 +143,8 @@ def _start_file(session: Session, file: Path, parsed: Parsed[UsageRow], zone: st
     level = next((level for level in LEVELS if level in tagged), "user" if any(row.user for row in rows) else "pool")
     _print_bill(session, min(row.start_ms for row in rows), last_ms, level)
     if zone is not None and zone != "UTC" and session.calendar.is_utc:
-        say(
-            "gpuledger: days of the bill are those of UTC; a `billing_zone` for `gpuledger apply` changes that",
-            error=True,
-        )
+        cure = f"echo 'billing_zone = \"{zone}\"' | gpuledger apply /dev/stdin"
+        say(f"gpuledger: days and months of the bill are those of UTC; those of {zone}: {cure}", error=True)
 
 
 def _start_prometheus(
@@ -237,12 +235,19 @@ def _show(table: JobTable) -> None:
     rows = [
         {
             "column": name,
-            "means": (meaning or "(ignored)") + (" and part of workload_id" if name == table.namespace else ""),
+            "means": _means(table, name, meaning),
             **{str(record.line): record.cells[name].strip() for record in samples},
         }
         for name, meaning in table.columns.items()
     ]
     sys.stdout.write(table_text(columns, rows, terminal_width()))
+
+
+def _means(table: JobTable, name: str, meaning: str | None) -> str:
+    """What a column means, where it means two things as well."""
+    if name == table.namespace:
+        return f"{meaning} and part of workload_id"
+    return f"{meaning} and tag:team" if name == table.account else meaning or "(ignored)"
 
 
 def _ask(question: str) -> None:
@@ -305,11 +310,14 @@ def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> No
     with session.database.transaction(read_only=True) as connection:
         bill = read_chargeback(connection, period, (level,), now_ms).report
         notes = chargeback_notes(connection, period, now_ms, bill)
+        if bill.has_no_price:
+            bill = read_before_prices(connection, period, (level,))
+            notes.append(no_price_note(period))
     days = f"--from {calendar.date_of(period.start_ms)} --to {calendar.date_of(period.end_ms)}"
     print()
     say(f"gpuledger chargeback {days} --by {level}")
     sys.stdout.write(report_text(bill, period, options.Format.table, notes, terminal_width()))
     for note in notes:
         say(f"gpuledger: {note}", error=True)
-    if bill.unpriced:
+    if bill.unpriced and not bill.has_no_price:
         say("gpuledger: some usage has no rate; --rate 2.50, or gpuledger prices set, gives it one", error=True)

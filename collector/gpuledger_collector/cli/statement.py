@@ -10,7 +10,7 @@ from urllib.parse import quote
 from typer import Option
 
 from gpuledger_collector.accounting.owner_tree import LEVELS
-from gpuledger_collector.accounting.period import Period, month
+from gpuledger_collector.accounting.period import Period, month, months_of, parse_period
 from gpuledger_collector.accounting.statement import month_before
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, new_app, owner_levels, refuse, require_folder
@@ -36,7 +36,8 @@ MAX_FILE_NAME = 80
 
 @app.command(epilog="Example: gpuledger statement --owner vision --period 2026-10 -o vision.html")
 def statement(
-    period: options.Month = None,
+    period: options.StatementPeriod = None,
+    zone: options.BillingZone = None,
     owner: Annotated[
         str | None,
         Option("--owner", metavar="[LEVEL=]NAME", help="Whose month: vision, project=nlp or (unattributed)."),
@@ -60,25 +61,31 @@ def statement(
     level, owner = _split_owner(level, owner)
     try:
         require_level(level)
-        nominal = None if period is None else month(period)
+        names = [] if period is None else months_of(parse_period(period))
     except ValueError as error:
         refuse(str(error))
+    if len(names) > 1 and folder is None:
+        refuse(f"a statement is of one month; {period} has {', '.join(names)}; --all --dir DIR writes them all")
     require_folder(output)
     with open_session(dsn, config) as session:
-        name = period or session.calendar.month_of(session.now_ms)
-        span = session.calendar.named(nominal or month(name))
-        # The page compares with the month before, so both are rated.
-        session.rate(Period(month_before(span, session.calendar).start_ms, span.end_ms))
-        roll_up_period(session.database, span)
-        with session.database.transaction(read_only=True) as connection:
-            if folder is not None:
-                _write_all(connection, level, name, span, folder, session.now_ms)
-                return
-            try:
-                text = as_html(read_statement(connection, level, owner or "", name, session.now_ms))
-            except NoStatement as error:
-                refuse(str(error), FINDINGS)
-    write_text(text, output)
+        session.require_zone(zone)
+        for name in names or [session.calendar.month_of(session.now_ms)]:
+            span = session.calendar.named(month(name))
+            if len(names) > 1 and span.start_ms > session.now_ms:
+                break
+            # The page compares with the month before, so both are rated.
+            session.rate(Period(month_before(span, session.calendar).start_ms, span.end_ms))
+            roll_up_period(session.database, span)
+            with session.database.transaction(read_only=True) as connection:
+                if folder is not None:
+                    own = folder / name if len(names) > 1 else folder
+                    _write_all(connection, level, name, span, own, session.now_ms)
+                    continue
+                try:
+                    text = as_html(read_statement(connection, level, owner or "", name, session.now_ms))
+                except NoStatement as error:
+                    refuse(str(error), FINDINGS)
+                write_text(text, output)
 
 
 def _split_owner(level: str | None, owner: str | None) -> tuple[str, str | None]:

@@ -12,7 +12,6 @@ from gpuledger_collector.accounting.chargeback import (
     Allocations,
     Report,
     SharedPart,
-    holder_keys,
     report,
     shown_keys,
     totals,
@@ -149,12 +148,16 @@ def convert_chargeback(
     return converted, notes
 
 
-def hours_by(connection: Connection, period: Period, by: Sequence[str]) -> list[tuple[tuple[str, ...], int]]:
-    """GPU-nanoseconds of a period by these dimensions, most first, whether they have a price or not."""
-    sums: Counter[tuple[str, ...]] = Counter()
-    for line in reports.charged_lines(connection, period, by):
-        sums[holder_keys(line, by)] += line.gpu_ns
-    return sorted(((keys, ns) for keys, ns in sums.items() if ns), key=lambda row: (-row[1], row[0]))
+def no_price_note(period: Period) -> str:
+    """What makes the hours of a period a bill."""
+    price = f"gpuledger prices set --rate 2.50 --currency USD --from {format_instant(period.start_ms)[:10]}"
+    return f"these are hours: nothing has a price yet. One makes them a bill: {price}"
+
+
+def read_before_prices(connection: Connection, period: Period, by: Sequence[str]) -> Report:
+    """Report who held what while nothing has a price: hours by these dimensions, cost unknown, most hours first."""
+    held = report(reports.charged_lines(connection, period, by), by, unpriced_by_holder=True)
+    return replace(held, rows=tuple(sorted(held.rows, key=lambda row: (-row.gpu_ns, row.keys))))
 
 
 def chargeback_notes(connection: Connection, period: Period, now_ms: int, chargeback: Report) -> list[str]:

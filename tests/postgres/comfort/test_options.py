@@ -96,6 +96,7 @@ NEITHER = {
     "completion": "prints a script for a shell",
     "db backup": "writes one new file, and replaces none without --force",
     "db restore": "fills an empty database only: there is nothing to be changed by mistake",
+    "examples": "writes a new folder only",
     "demo": "a ledger of its own in a folder of its own",
     "export config": "TOML, for `gpuledger apply`",
     "focus periods": "CSV, as FOCUS wants it",

@@ -92,12 +92,39 @@ def test_before_any_price_there_are_hours_by_team(furnished, run) -> None:
     furnished.connection.execute("UPDATE price SET superseded_at = now()")
     _, out, err = run("chargeback", *MONTH)
     lines = [line.split() for line in out.splitlines() if line.strip()]
-    assert lines[0] == ["team", "gpu_hours"]
-    hours = {line[0]: Decimal(line[-1].replace(",", "")) for line in lines[1:] if line[-1][:1].isdigit()}
+    assert lines[0][:2] == ["team", "gpu_hours"]
+    assert not {"cost", "currency"} & set(lines[0])
+    hours = {line[0]: Decimal(line[1]) for line in lines[1:]}
     assert {"team-2", "(unallocated)", "total"} <= set(hours)
     assert "(unpriced)" not in hours
     assert sum(hours.values()) == 2 * hours["total"]
-    assert "gpuledger prices set --rate 2.50 --currency USD --from" in err
+    assert "nothing has a price yet. One makes them a bill: gpuledger prices set --rate 2.50 --currency USD" in err
+    rows = table(run("chargeback", *MONTH, "--format", "csv")[1])
+    # A name that a spreadsheet would run has an apostrophe before it.
+    assert {row["team"].lstrip("'"): Decimal(row["gpu_hours"]) for row in rows} == {
+        name: value for name, value in hours.items() if name != "total"
+    }
+    assert {(row["cost"], row["currency"], row["cost_total"]) for row in rows} == {("", "", "")}
+    report = json.loads(run("chargeback", *MONTH, "--format", "json")[1])
+    assert {row["cost_micro"] for row in report["rows"]} == {None}
+    assert sum(row["gpu_ns"] for row in report["rows"]) == report["totals"][0]["gpu_ns"]
+    cure = next(line for line in err.splitlines() if "prices set" in line).partition("a bill: gpuledger ")[2]
+    assert run(*cure.split())[0] == 0
+    priced = table(run("chargeback", *MONTH, "--format", "csv")[1])
+    assert {row["team"]: Decimal(row["gpu_hours"]) for row in priced} == {
+        row["team"]: Decimal(row["gpu_hours"]) for row in rows
+    }
+    assert {row["currency"] for row in priced} == {"USD"}
+
+
+def test_a_zone_is_that_of_the_ledger_or_refused_with_the_cure(run, written, fleet) -> None:
+    """`--zone` is no other view: it says which days a reader expects."""
+    assert run("chargeback", *MONTH, "--zone", "UTC")[0] == 0
+    code, out, err = run("chargeback", *MONTH, "--zone", "Europe/Berlin")
+    assert (code, out) == (2, "")
+    assert "--zone: days and months of this ledger are those of UTC; for all of its bills: echo 'billing_zone" in err
+    assert run("apply", written("zone.toml", 'billing_zone = "Europe/Berlin"\n'))[0] == 0
+    assert run("chargeback", *MONTH, "--zone", "Europe/Berlin")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,20 @@ def test_a_spreadsheet_of_another_country(run, fleet) -> None:
     assert stored(fleet)[0][:4] == ("A-17", ms(2026, 10, 1, 6), ms(2026, 10, 2, 18), 8_000_000)
 
 
+def test_what_sacct_prints_with_a_header(run, fleet) -> None:
+    """Steps, jobs without GPUs and one that waits are left out; accounts are teams."""
+    code, out, err = run("start", EXAMPLES / "slurm.txt", "--zone", "Europe/Berlin", "--rate", "2.50", "--yes")
+    assert code == 0, err
+    assert "2 steps of Slurm jobs that have a row of their own: left out" in err
+    assert "2 rows without a GPU: left out" in err
+    assert stored(fleet)[0][:4] == ("5001", ms(2026, 10, 1, 6), ms(2026, 10, 1, 16), 4_000_000)
+    assert [line.split()[:3] for line in out.splitlines() if line.startswith(("vision", "nlp", "total"))] == [
+        ["vision", "40.000000", "100.00"],
+        ["nlp", "1.000000", "2.50"],
+        ["total", "41.000000", "102.50"],
+    ]
+
+
 def test_nothing_is_imported_unasked(run, fleet) -> None:
     """Without a terminal --yes is needed; a dry run says what would change."""
     code, out, err = run("start", EXAMPLES / "jobs.csv", "--rate", "2.50")
@@ -126,14 +140,19 @@ def test_slurms_own_columns(run, written, fleet) -> None:
         "jobs.txt",
         "JobID|User|Account|Partition|State|Start|End|AllocTRES\n"
         "7|amina|vision|gpu|COMPLETED|2026-10-01T08:00:00|2026-10-01T10:00:00|billing=8,cpu=8,gres/gpu:h100=2,gres/gpu=2\n"
-        "8|chen|vision|cpu|COMPLETED|2026-10-01T08:00:00|2026-10-01T10:00:00|billing=8,cpu=8\n",
+        "8|chen|vision|cpu|COMPLETED|2026-10-01T08:00:00|2026-10-01T10:00:00|billing=8,cpu=8\n"
+        "9|chen|vision|gpu|PENDING|Unknown|Unknown|\n",
     )
     code, out, err = run("start", path, "--zone", "UTC", "--yes")
     assert code == 0, err
-    assert "1 row without a GPU: left out" in err
-    assert stored(fleet) == [("7", ms(2026, 10, 1, 8), ms(2026, 10, 1, 10), 2_000_000, "gpu", None)]
-    assert "some usage has no rate" in err
-    assert "--by user" in out
+    assert "2 rows without a GPU: left out" in err
+    assert stored(fleet) == [("7", ms(2026, 10, 1, 8), ms(2026, 10, 1, 10), 2_000_000, "gpu", "vision")]
+    assert "nothing has a price yet" in err
+    assert "--by team" in out
+    assert ["Account", "account", "and", "tag:team", "vision", "vision", "vision"] in [
+        line.split() for line in out.splitlines()
+    ]
+    assert ["vision", "4.000000"] in [line.split() for line in out.splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from gpuledger_collector.accounting.period import (
     day_of,
     format_instant,
     month,
+    months_of,
     parse_instant,
+    parse_period,
 )
 
 
@@ -69,6 +71,26 @@ def test_months_and_ranges():
     for far in (("0001-01-01", "2026-11-01"), ("2026-10-01", "9999-12-31")):
         with pytest.raises(ValueError, match="lies outside the years 1900 to 2200"):
             date_range(*far)
+
+
+@pytest.mark.parametrize("text", ["2026-Q4", "2026-q4", "2026Q4", "2026/Q4", "Q4 2026", "q4-2026", "Q4/2026"])
+def test_quarters_as_people_type_them(text):
+    """Each is October to December."""
+    assert parse_period(text) == Period(month("2026-10").start_ms, month("2026-12").end_ms)
+    assert months_of(parse_period(text)) == ["2026-10", "2026-11", "2026-12"]
+
+
+def test_a_year_has_twelve_months():
+    """January is the first and December the last."""
+    months = months_of(parse_period("2026"))
+    assert (len(months), months[0], months[-1]) == (12, "2026-01", "2026-12")
+
+
+@pytest.mark.parametrize("text", ["2026-Q5", "Q4", "2026-10-01", "٢٠٢٦", "October", ""])
+def test_what_is_no_period(text):
+    """It is refused with the three forms."""
+    with pytest.raises(ValueError, match="is not a period; write it as 2026-10, 2026-Q3 or 2026"):
+        parse_period(text)
 
 
 @given(st.integers(-(10**12), 10**13), st.integers(0, 40 * DAY_MS))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.ingest.files.instants import UNIT_MS, is_instant
@@ -132,6 +133,17 @@ def _settled(columns: Mapping[str, str | None]) -> dict[str, str | None]:
     return settled
 
 
+def account_column(columns: Mapping[str, str | None]) -> str | None:
+    """The column of Slurm's accounts, which are teams where no column is; None in other tables."""
+    names = {meaning: name for name, meaning in columns.items() if meaning is not None}
+    return names.get("account") if is_alloc_tres(names["gpus"]) and TEAM not in names else None
+
+
+def is_alloc_tres(name: str) -> bool:
+    """Whether a column holds what Slurm allocated, GPUs among it."""
+    return _word(name) in {"alloctres", "alloc_tres"}
+
+
 def namespace_column(columns: Mapping[str, str | None]) -> str | None:
     """The column of namespaces; None where ids are unique without them."""
     id_column = next(name for name, meaning in columns.items() if meaning == "workload_id")
@@ -179,9 +191,20 @@ def _missing(path: Path, header: Sequence[str], columns: Mapping[str, str | None
         message = f"the first line names no column that is known; it has {_listed(header)}"
     else:
         message = f"no column is known as {' or '.join(missing)}; there are {_listed(header)}"
-    near = {meaning: (get_close_matches(meaning, unused, 1, 0.5) or ["NAME"])[0] for meaning in missing}
-    cure = " ".join(f"--column {meaning}={name}" for meaning, name in near.items())
+    cure = " ".join(f"--column {quote(f'{meaning}={_nearest(meaning, unused)}')}" for meaning in missing)
     return Problem("no_column", f"{path}:1", f"{message}; {cure} says which it is")
+
+
+def _nearest(meaning: str, unused: Sequence[str]) -> str:
+    """The column that most likely has this meaning; NAME where none looks like it."""
+    words = {_word(name): name for name in unused}
+    for known in (meaning, *SYNONYMS[meaning].split()):
+        within = next((name for word, name in words.items() if len(known) > 2 and known in word), None)
+        if near := get_close_matches(known, words, 1, 0.7):
+            return words[near[0]]
+        if within is not None:
+            return within
+    return "NAME"
 
 
 def _listed(names: Sequence[str]) -> str:

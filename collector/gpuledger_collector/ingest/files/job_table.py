@@ -23,9 +23,11 @@ from gpuledger_collector.ingest.files.headers import (
     DURATIONS,
     TAG,
     TableOptions,
+    account_column,
     column_meanings,
     delimiter_of,
     header_problem,
+    is_alloc_tres,
     namespace_column,
 )
 from gpuledger_collector.ingest.files.instants import (
@@ -79,6 +81,8 @@ class JobTable:
     zone: ZoneInfo | None = None
     namespace: str | None = None
     """The column of namespaces, where ids are unique in a namespace only."""
+    account: str | None = None
+    """The column of accounts, where they are the teams."""
 
     @cached_property
     def meanings(self) -> dict[str, str]:
@@ -154,7 +158,8 @@ def read_table(
         job_ids=_job_ids(table, survey),
         day_first=_day_first(table, survey, options, problems),
         has_decimal_comma=_has_decimal_comma(table, survey, problems),
-        namespace=namespace_column(table.columns),
+        namespace=namespace_column(columns),
+        account=account_column(columns),
     )
     if survey.spans:
         name, example = table.meanings["duration"], next(iter(survey.spans))
@@ -237,18 +242,23 @@ class _RecordReader:
     times: list[tuple[str, str]] = field(init=False)
     lengths: list[tuple[str, str]] = field(init=False)
     tags: list[tuple[str, str]] = field(init=False)
+    has_tres: bool = field(init=False)
+    """Whether GPUs are read from AllocTRES."""
     tag_sets: dict[tuple[str, ...], Mapping[str, str]] = field(default_factory=dict)
     """By their values: many rows have the same."""
 
     def __post_init__(self) -> None:
         named = self.table.meanings.items()
         special = {*INSTANTS, *DURATIONS, "gpus"}
+        self.has_tres = is_alloc_tres(self.table.meanings["gpus"])
         self.texts = [(name, column) for name, column in named if name not in special and not name.startswith(TAG)]
         self.times = [(name, column) for name, column in named if name in INSTANTS]
         self.lengths = [(name, column) for name, column in named if name in DURATIONS]
         self.tags = [(name.removeprefix(TAG), column) for name, column in named if name.startswith(TAG)]
         if self.table.namespace is not None and "namespace" not in dict(self.tags):
             self.tags.append(("namespace", self.table.namespace))
+        if self.table.account is not None:
+            self.tags.append(("team", self.table.account))
 
     def read(self, row: Record) -> tuple[Record, Mapping[str, str]]:
         """The record and the tags of a row."""
@@ -259,7 +269,9 @@ class _RecordReader:
         for meaning, column in self.lengths:
             cells["end"] = self._end(raw[column].strip(), cells["start"], row, meaning)
         gpus = raw[self.table.meanings["gpus"]].strip()
-        cells["gpus"] = str(gpus_of(gpus)[0]) if "=" in gpus else _number(gpus, comma)
+        # An allocation without anything is one without GPUs; an empty number is not known.
+        is_tres = "=" in gpus or (not gpus and self.has_tres)
+        cells["gpus"] = str(gpus_of(gpus)[0]) if is_tres else _number(gpus, comma)
         values = tuple([raw[column].strip() for _, column in self.tags])
         tags = self.tag_sets.get(values)
         if tags is None:
