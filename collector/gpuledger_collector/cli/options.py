@@ -37,6 +37,7 @@ PeriodName = Annotated[
     str | None,
     Option("--period", metavar="PERIOD", help="Month 2026-10, quarter 2026-Q3 or year 2026; else this month."),
 ]
+Month = Annotated[str | None, Option("--period", metavar="YYYY-MM", help="A month; else this month.")]
 StatementPeriod = Annotated[
     str | None,
     Option("--period", metavar="PERIOD", help="Month 2026-10, or with --all a quarter or year; else this month."),
