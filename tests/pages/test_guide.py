@@ -34,7 +34,8 @@ def example(fleet, run):
 
 def commands():
     """Every line of the guide's blocks that is a command."""
-    blocks = re.findall(r"^```\n(.*?)^```", GUIDE.read_text(), re.S | re.M)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", GUIDE.read_text(), re.S | re.M)
+    blocks = [text for language, text in fenced if not language]
     return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines() if line.strip()]
 
 
