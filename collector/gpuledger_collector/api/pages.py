@@ -35,7 +35,7 @@ from gpuledger_collector.export.chargeback import as_csv, unbilled_line, waste_l
 from gpuledger_collector.export.findings import counted, lasting
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
 from gpuledger_collector.services.budget_status import statuses
-from gpuledger_collector.services.chargeback import direct_costs_by_team, read_chargeback
+from gpuledger_collector.services.chargeback import direct_costs_by_team, notices, read_chargeback
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
@@ -142,7 +142,9 @@ def month_page(context: ReadContext, level: str, month: str, view: View) -> Resp
             rows = tuple(row for row in report.rows if row.keys[0] in own)
             report = replace(report, rows=rows, totals=totals(rows))
         if view.wants_csv:
-            return csv_file(as_csv(report), level, month)
+            # A notice may name other owners, which a viewer must not see.
+            said = notices(connection, period, context.now_ms, report) if reader.owner is None else []
+            return csv_file(as_csv(report, said), level, month)
         narrowed = replace(view, filters=replace(view.filters, period=month))
         path = f"/statements/{level}/{month}"
         site = narrowed.site(connection, path, context.now_ms, has_csv=True, is_filtered=False, periods=())
