@@ -40,8 +40,10 @@ def neutral(text: str) -> str:
     One line, so that a row of the file is a line even for programs that end lines at a lone carriage return.
     """
     escaped = escape_text(text)
+    first = escaped[:1]
     # Some spreadsheets treat full-width and small forms of these characters like the plain ones, hence NFKC.
-    return f"'{escaped}" if normalize("NFKC", escaped[:1]).startswith(_FORMULA) else escaped
+    plain = first if first.isascii() else normalize("NFKC", first)
+    return f"'{escaped}" if plain.startswith(_FORMULA) else escaped
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -150,8 +150,7 @@ def _rfc3339_ms(text: str) -> int:
 
 def format_instant(at_ms: int) -> str:
     """RFC 3339 in UTC; milliseconds are written only when there are any."""
-    at = _EPOCH + timedelta(milliseconds=at_ms)
-    text = at.strftime("%Y-%m-%dT%H:%M:%S")
+    text = (_EPOCH + timedelta(milliseconds=at_ms)).isoformat()[:19]
     return f"{text}.{at_ms % 1000:03d}Z" if at_ms % 1000 else f"{text}Z"
 
 
@@ -229,7 +228,7 @@ class Calendar:
 
     def month_of(self, at_ms: int) -> str:
         """The month `YYYY-MM` that holds an instant."""
-        return f"{self.date_of(at_ms):%Y-%m}"
+        return self.date_of(at_ms).isoformat()[:7]
 
     def month(self, text: str) -> Period:
         """The month `YYYY-MM`. Raises ValueError with a sentence."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from decimal import Decimal
+from functools import lru_cache
 
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -83,8 +85,7 @@ def line_of(exported: ExportedCharge) -> bytes:
         "pool": charge.pool,
         "gpu_model": charge.gpu_model,
         "node": charge.node,
-        # Normalized: 2.50 and 2.5 are one rate and must have one text.
-        "rate": None if price is None else format(price.rate.normalize(), "f"),
+        "rate": None if price is None else _rate_text(price.rate),
         "purchase": None if price is None else price.purchase,
         "currency": charge.currency,
         "gpu_ns": charge.gpu_ns,
@@ -103,4 +104,13 @@ def line_of(exported: ExportedCharge) -> bytes:
         content["adjustment"] = charge.adjustment.name
     # Sorted keys and no spaces: one charge has one text, whoever computes it. Names change after a close and are not
     # part of it (decision 0009).
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return _JSON.encode(content).encode()
+
+
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+@lru_cache(maxsize=4096)
+def _rate_text(rate: Decimal) -> str:
+    # Normalized: 2.50 and 2.5 are one rate and must have one text.
+    return format(rate.normalize(), "f")

@@ -18,6 +18,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TextIO
 
 from gpuledger_collector.accounting.adjustments import CREDIT, TRUE_UP, Adjustment
@@ -91,6 +92,8 @@ class FocusInvoice:
     period: Period
     borne: Amount = field(default_factory=Amount)
     paid: Amount = field(default_factory=Amount)
+    common: Row = field(default_factory=dict)
+    """What every row of it says, once one was written."""
 
 
 Key = tuple[str, str, str, str]
@@ -125,17 +128,28 @@ class Book:
     providers: Mapping[str, Mapping[str, ProviderNames]] = field(default_factory=dict)
     notices: Mapping[str, Notices] = field(default_factory=dict)
     invoices: dict[Key, FocusInvoice] = field(default_factory=dict)
+    _months: dict[int, str] = field(default_factory=dict)
+    """The month of each instant that was asked for: the starts of the days of charges."""
 
     def invoice(self, at_ms: int, currency: str, owner: str, names: ProviderNames) -> tuple[Key, FocusInvoice]:
         """The invoice on which something of an instant stands, with its key."""
-        month = self.calendar.month_of(at_ms)
+        month = self._month_of(at_ms)
         key = (month, currency, owner, names.provider)
-        return key, self.invoices.setdefault(key, FocusInvoice(self.calendar.month(month)))
+        invoice = self.invoices.get(key)
+        if invoice is None:
+            invoice = self.invoices[key] = FocusInvoice(self.calendar.month(month))
+        return key, invoice
 
     def names(self, pool: str, at_ms: int, issuer: Issuer) -> ProviderNames:
         """Who provides a pool in a month: as declared for it, for every pool, or the issuer itself."""
-        declared = self.providers.get(self.calendar.month_of(at_ms), {})
+        declared = self.providers.get(self._month_of(at_ms), {})
         return declared.get(pool) or declared.get("") or issuer.names
+
+    def _month_of(self, at_ms: int) -> str:
+        month = self._months.get(at_ms)
+        if month is None:
+            month = self._months[at_ms] = self.calendar.month_of(at_ms)
+        return month
 
 
 def lines(
@@ -181,7 +195,9 @@ def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([escape_text(row.get(name, "")) for name in columns])
+        cells = [row.get(name, "") for name in columns]
+        # Most rows have nothing to escape, which one look at all of the row shows.
+        writer.writerow(cells if "".join(cells).isprintable() else map(escape_text, cells))
 
 
 def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> Row:
@@ -192,6 +208,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     rate, listed = _unit_prices(charge)
     # A commitment's share is an amount, not a price: it is billed as it is.
     cost = hours * rate if charge.commitment is None else (charge.cost_micro or 0) * 10**12
+    rate_text, listed_text = _price_text(rate), _price_text(listed)
     unused = charge.state == COMMITMENT_UNUSED
     owner = billed_to(charge, level)
     corrects = exported.booked_day_ms is not None
@@ -206,7 +223,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     invoice.paid.written += billed
     return {
         **_common(key, invoice, level, issuer, book.closed),
-        "PublisherName": neutral(names.publisher),
+        "PublisherName": _name(names.publisher),
         **_costs(cost, hours * rate, hours * listed, billed),
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction" if corrects else "",
@@ -218,18 +235,18 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
         # FOCUS: what a commitment left unused was not consumed, and has no resource.
         "ConsumedQuantity": "" if unused else fixed(charge.gpu_ns, 9),
         "ConsumedUnit": "" if unused else "GPU-Seconds",
-        "ContractedUnitPrice": fixed(rate, 9),
-        "ListUnitPrice": fixed(listed, 9),
+        "ContractedUnitPrice": rate_text,
+        "ListUnitPrice": listed_text,
         "PricingQuantity": fixed(hours, 9),
         "PricingUnit": "GPU-Hours",
         **_terms(charge, hours),
         **({} if unused else _resource(exported)),
-        "SkuId": neutral(charge.gpu_model or "GPU"),
+        "SkuId": _name(charge.gpu_model or "GPU"),
         "SkuMeter": "GPU time",
-        "SkuPriceDetails": flat_json({"x_GpuModel": charge.gpu_model, "x_Pool": charge.pool}),
+        "SkuPriceDetails": _price_details(charge.gpu_model, charge.pool),
         "Tags": flat_json(_tags(exported, level, owner)),
-        "PricingCurrencyContractedUnitPrice": fixed(rate, 9),
-        "PricingCurrencyListUnitPrice": fixed(listed, 9),
+        "PricingCurrencyContractedUnitPrice": rate_text,
+        "PricingCurrencyListUnitPrice": listed_text,
         **_measured(charge, cost),
         "x_Notice": neutral(book.notices.get(key[0], Notices()).of(charge)),
     }
@@ -283,12 +300,12 @@ def _terms(charge: Charge, hours: int) -> Row:
     """How it is priced and where: by a rate of the price book, or by a commitment."""
     price, commitment = charge.price, charge.commitment
     region = price.region if price is not None else commitment.region if commitment is not None else ""
-    terms = {"RegionId": neutral(region), "RegionName": neutral(region)}
+    terms = {"RegionId": _name(region), "RegionName": _name(region)}
     model = charge.gpu_model or "GPU"
     # A rate in another currency is not the price of this row.
     if price is not None and price.currency == charge.currency:
         terms["PricingCategory"] = CATEGORIES[price.purchase]
-        terms["SkuPriceId"] = f"{model}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}"
+        terms["SkuPriceId"] = f"{model}/{price.purchase}/{_date(price.effective_from_ms)}/{price.id}"
     if commitment is not None:
         terms["PricingCategory"] = "Committed"
         terms.setdefault("SkuPriceId", neutral(f"{model}/committed/{commitment.name}"))
@@ -384,9 +401,11 @@ def _purchase_terms(payment: Purchase, quantity: int, unit: str) -> Row:
 
 def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed: Collection[str]) -> Row:
     """What every row of an invoice says; the invoice has a number when its month is closed."""
+    if invoice.common:
+        return invoice.common
     billing_month, currency, owner, provider = key
     number = f"{billing_month}/{currency}/{owner}" + (f"/{provider}" if provider != issuer.name else "")
-    return {
+    invoice.common = {
         "BillingAccountId": neutral(issuer.account_id),
         "BillingAccountName": neutral(issuer.account_name),
         "BillingAccountType": "Organization",
@@ -408,6 +427,7 @@ def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed:
         "PricingCurrency": currency,
         "x_BilledToOwner": "yes" if is_paid(owner) else "no",
     }
+    return invoice.common
 
 
 def _costs(cost: int, contracted: int, list_cost: int, billed: int) -> Row:
@@ -454,7 +474,7 @@ def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
     # missing.
     tags = dict(exported.tags)
     if charge.owner is not None:
-        tags |= {name: value for name in LEVELS if (value := charge.owner.level(name))}
+        tags |= {name: value for name in LEVELS if (value := getattr(charge.owner, name))}
     tags.setdefault(level, owner)
     if exported.user:
         tags.setdefault("user", exported.user)
@@ -477,8 +497,8 @@ def _measured(charge: Charge, cost: int) -> Row:
         # A watt-hour is 3.6e6 millijoules; in millionths of one that is mJ x 10 / 36.
         "x_EnergyWh": "" if charge.energy_mj is None else fixed(round_half_even_div(charge.energy_mj * 10, 36), 6),
         "x_CostBasis": charge.state,
-        "x_GpuModel": neutral(charge.gpu_model),
-        "x_Pool": neutral(charge.pool),
+        "x_GpuModel": _name(charge.gpu_model),
+        "x_Pool": _name(charge.pool),
         "x_HeldIdleCost": "" if idle_cost is None else fixed(idle_cost, 6),
         "x_WasteCost": waste,
     }
@@ -554,11 +574,27 @@ def _adjusted(description: str, period: Period, cost: int, billed: int, level: s
 def fixed(units: int, digits: int) -> str:
     """An integer count of 10^-digits as plain decimal text with at least one place."""
     sign, magnitude = ("-", -units) if units < 0 else ("", units)
-    text = str(magnitude).rjust(digits + 1, "0")
+    text = str(magnitude).zfill(digits + 1)
     fraction = text[-digits:].rstrip("0") or "0"
     return f"{sign}{text[:-digits]}.{fraction}"
 
 
 def flat_json(tags: Mapping[str, str]) -> str:
     """One level of keys and values as JSON text, by key."""
-    return json.dumps(dict(sorted(tags.items())), ensure_ascii=False)
+    return "{" + ", ".join([f"{_quoted(name)}: {_quoted(value)}" for name, value in sorted(tags.items())]) + "}"
+
+
+_quoted = json.encoder.encode_basestring
+# Regions, models, pools, providers and dates of prices are few, and on every row.
+_name = lru_cache(maxsize=4096)(neutral)
+_date = lru_cache(maxsize=4096)(format_date)
+
+
+@lru_cache(maxsize=4096)
+def _price_text(nano: int) -> str:
+    return fixed(nano, 9)
+
+
+@lru_cache(maxsize=4096)
+def _price_details(gpu_model: str, pool: str) -> str:
+    return flat_json({"x_GpuModel": gpu_model, "x_Pool": pool})

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 from psycopg.rows import dict_row
 
-from gpuledger_collector.accounting.adjustments import HeldCost, Place
+from gpuledger_collector.accounting.adjustments import Adjustment, HeldCost, Place
+from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
 from gpuledger_collector.accounting.measures import COMPARED, MEASURES, SUMMED
-from gpuledger_collector.accounting.owner_tree import OwnerPath
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reconciliation import ChargedState
 from gpuledger_collector.storage.billing import adjustments, commitments, prices
@@ -181,17 +185,22 @@ _CHARGE_COLUMNS = (
     *("currency", *MEASURES),
 )
 """Columns of a charge that are also attributes of Charge."""
+_PRICE = len(_CHARGE_COLUMNS)
+"""Place of the price's number in a row of `_EXPORTED`; those of commitment, adjustment and owner come next."""
+_OWNER = _PRICE + 3
+_NAMES = _OWNER + 1 + len(LEVELS)
+_ROWS_AT_ONCE = 5000
 _EXPORTED_NAMES = ("accelerator_uuid", "workload_key", "workload_name", "user", "tags", "booked_day_ms", "device_uuid")
 # Names come from the close of the period (`closed_workload`) where there was one, so that an export of a closed month
 # stays the same; the order is total, for the same reason.
 _EXPORTED = f"""
     SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id, c.adjustment_id,
-        o.id AS owner_id, o.org, o.team, o.project, o.experiment, o.run, o.user_name,
+        o.id AS owner_id, {", ".join(LEVEL_COLUMNS[level] for level in LEVELS)},
         a.uuid AS accelerator_uuid, w.key AS workload_key,
         coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id)
             AS workload_name,
         CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END AS user,
-        coalesce(CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END, '{{{{}}}}') AS tags,
+        coalesce(CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END, '{{{{}}}}')::text AS tags,
         c.booked_day_ms, a.device_uuid
     FROM ({{lines}}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
     LEFT JOIN owner o ON o.id = c.owner_id
@@ -245,22 +254,31 @@ def billed_of(
 
 
 def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Iterator[ExportedCharge]:
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(_EXPORTED.format(lines=lines), bounds).fetchall()
-    # Prices and commitments are few and read once, instead of being repeated in each of many lines.
-    book = prices.by_id(connection, sorted({row["price_id"] for row in rows} - {None}))
-    covering = commitments.by_id(connection, sorted({row["commitment_id"] for row in rows} - {None}))
-    adjusting = adjustments.by_id(connection, sorted({row["adjustment_id"] for row in rows} - {None}))
-    for row in rows:
-        levels = {level: row[column.removeprefix("o.")] for level, column in LEVEL_COLUMNS.items()}
-        charge = Charge(
-            owner=None if row["owner_id"] is None else OwnerPath(**levels),
-            price=None if row["price_id"] is None else book[row["price_id"]],
-            commitment=covering.get(row["commitment_id"]),
-            adjustment=adjusting.get(row["adjustment_id"]),
-            **{name: row[name] for name in _CHARGE_COLUMNS},
-        )
-        yield ExportedCharge(charge=charge, **{name: row[name] for name in _EXPORTED_NAMES})
+    cursor = connection.execute(_EXPORTED.format(lines=lines), bounds)
+    # Prices, commitments, adjustments, owners and tags are few and made once, instead of being repeated in each of many
+    # lines.
+    book: dict[int, Price] = {}
+    covering: dict[int, Commitment] = {}
+    adjusting: dict[int, Adjustment] = {}
+    owners: dict[int | None, OwnerPath | None] = {None: None}
+    tags = lru_cache(maxsize=65536)(json.loads)
+    while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+        book |= prices.by_id(connection, sorted({row[_PRICE] for row in rows} - {None, *book}))
+        covering |= commitments.by_id(connection, sorted({row[_PRICE + 1] for row in rows} - {None, *covering}))
+        adjusting |= adjustments.by_id(connection, sorted({row[_PRICE + 2] for row in rows} - {None, *adjusting}))
+        for row in rows:
+            price_id, commitment_id, adjustment_id, owner_id = row[_PRICE : _OWNER + 1]
+            if owner_id not in owners:
+                owners[owner_id] = OwnerPath(*row[_OWNER + 1 : _NAMES])
+            charge = Charge(
+                **dict(zip(_CHARGE_COLUMNS, row, strict=False)),
+                owner=owners[owner_id],
+                price=None if price_id is None else book[price_id],
+                commitment=covering.get(commitment_id),
+                adjustment=adjusting.get(adjustment_id),
+            )
+            names = dict(zip(_EXPORTED_NAMES, row[_NAMES:], strict=True))
+            yield ExportedCharge(charge=charge, **names | {"tags": tags(names["tags"])})
 
 
 CHECK_COLUMNS = tuple(field.name for field in fields(ConservationCheck))
