@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, CommitmentCost
 from gpuledger_collector.accounting.measures import COMPARED, Measures, total
-from gpuledger_collector.accounting.owner_tree import OwnerPath
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import CapacityCost, Charge, total_ns
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED, UNAVAILABLE, UNOBSERVED
@@ -142,7 +142,8 @@ def list_or_contracted_micro(charge: Charge) -> int | None:
 def _order(line: DayLine) -> tuple[object, ...]:
     # None cannot be compared with a path; the flag before it sorts time that nobody held to the end.
     owner = line.owner or OwnerPath()
-    return line.day_ms, line.owner is None, owner, line.state, line.pool, line.gpu_model, line.currency or ""
+    levels = [getattr(owner, name) for name in LEVELS]
+    return line.day_ms, line.owner is None, levels, line.state, line.pool, line.gpu_model, line.currency or ""
 
 
 def check_conservation(

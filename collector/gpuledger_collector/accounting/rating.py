@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
+from itertools import pairwise
 
 from gpuledger_collector.accounting.adjustments import POLICIES, Adjustment, HeldCost, Place, adjust
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commitment, Coverage, CoveredShare
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.owner_tree import OwnerPath
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNOBSERVED, HourlyUsage, rating_intervals
@@ -396,32 +397,69 @@ def rate_imported(
     until_ms: int,
     covered: Mapping[int, Sequence[CoveredShare]] | None = None,
     tags: Mapping[str, str] | None = None,
+    *,
+    one_owner: bool = False,
 ) -> list[Charge]:
     """Rate imported usage within a day: each hour on its own, activity unknown, no capacity.
 
     `tags` are the workload's: a choice of purchase may go by them. `covered` is as in `rate_accelerator_day`.
+    `one_owner` says that `owner_of` gives one answer for the whole day. The hours between two changes of the price are
+    then rated together, to the same charges.
     """
     lines = _Lines(day.start_ms, None, usage)
-    for interval in imported_rating_intervals(usage, day, book, until_ms):
+    intervals = (
+        _unchanged_parts(usage, day, book, until_ms)
+        if one_owner and covered is None
+        else imported_rating_intervals(usage, day, book, until_ms)
+    )
+    for interval in intervals:
         price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", interval.start_ms, tags=tags)
         # A count has no activity: all of its time is unknown, neither busy nor idle.
-        rest_ns = gpu_ns(usage.gpu_micro, interval.ms)
+        whole_ns = rest_ns = gpu_ns(usage.gpu_micro, interval.ms)
         owner = owner_of(usage.workload_id, interval.start_ms, usage.attributes_id)
         for share in () if covered is None else covered.get(interval.start_ms, ()):
             key = (price, HELD, usage.workload_id, owner, share.commitment)
             lines.add(key, interval, share.gpu_ns, share.cost_micro, (0, 0, share.gpu_ns))
             rest_ns -= share.gpu_ns
         if rest_ns:
-            cost = 0 if price is None else _cost(rest_ns, price.rate)
+            if price is None:
+                cost = 0
+            elif rest_ns == whole_ns:
+                cost = _cost_by_hour(usage.gpu_micro, interval, price.rate)
+            else:
+                cost = _cost(rest_ns, price.rate)
             lines.add((price, HELD, usage.workload_id, owner, None), interval, rest_ns, cost, (0, 0, rest_ns))
     return lines.charges()
 
 
 def imported_rating_intervals(usage: ImportedUsage, day: Period, book: PriceBook, until_ms: int) -> list[Period]:
     """List the parts of imported usage that are rated one by one: its hours within a day, cut where a price changes."""
-    end_ms = until_ms if usage.end_ms is None else min(usage.end_ms, until_ms)
-    span = day.clip(Period(usage.start_ms, end_ms)) if end_ms > usage.start_ms else None
+    span = _span(usage, day, until_ms)
     return [] if span is None else rating_intervals(span, book.cuts(span))
+
+
+def _unchanged_parts(usage: ImportedUsage, day: Period, book: PriceBook, until_ms: int) -> list[Period]:
+    """List the parts of imported usage within a day between which the price may change."""
+    span = _span(usage, day, until_ms)
+    return (
+        [] if span is None else [Period(*edges) for edges in pairwise((span.start_ms, *book.cuts(span), span.end_ms))]
+    )
+
+
+def _span(usage: ImportedUsage, day: Period, until_ms: int) -> Period | None:
+    """The part of imported usage within a day and up to an instant."""
+    end_ms = until_ms if usage.end_ms is None else min(usage.end_ms, until_ms)
+    return day.clip(Period(usage.start_ms, end_ms)) if end_ms > usage.start_ms else None
+
+
+def _cost_by_hour(gpu_micro: int, span: Period, rate: Decimal) -> int:
+    """The cost of a span at one rate, rounded for each UTC hour of it: full hours cost the same."""
+    first_ms = min(HOUR_MS - span.start_ms % HOUR_MS, span.ms)
+    hours, last_ms = divmod(span.ms - first_ms, HOUR_MS)
+    cost = _cost(gpu_ns(gpu_micro, first_ms), rate)
+    if hours:
+        cost += hours * _cost(gpu_ns(gpu_micro, HOUR_MS), rate)
+    return cost + _cost(gpu_ns(gpu_micro, last_ms), rate) if last_ms else cost
 
 
 def total_ns(charges: Iterable[Charge], state: str) -> int:

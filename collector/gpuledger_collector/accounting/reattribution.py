@@ -59,6 +59,10 @@ class Reattributions:
         for decision in sorted(decisions, key=lambda decision: decision.id):
             self._by_key[(decision.workload_id, decision.accelerator_id)].append(decision)
 
+    def names(self, workload_id: int, accelerator_id: int | None) -> bool:
+        """Whether any decision is about a workload on an accelerator."""
+        return (workload_id, accelerator_id) in self._by_key
+
     def payer(self, workload_id: int, accelerator_id: int | None, at_ms: int, owner: OwnerPath) -> OwnerPath | None:
         """Who pays for time that tags and rules charge to `owner`; None where it was decided to be unavailable."""
         payer: OwnerPath | None = owner

@@ -149,13 +149,15 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
     rows = inventory.capacity(connection, day)
     placements = placements_of(rows)
     imported = imported_without_seen(connection, day, placements, until_ms)
-    # Facts are read once for the day, for exactly the workloads that occur in it.
+    # Facts are read once for the day, for exactly the workloads that occur in it: by what was reported of them, and
+    # where nothing was, by what is known now.
     held = [piece for own_pieces in pieces.values() for piece in own_pieces if piece.workload_id is not None]
+    holders: list[HourlyUsage | ImportedUsage] = [*held, *imported]
+    report_ids = {holder.attributes_id for holder in holders if holder.attributes_id is not None}
+    reported = workloads.attributes(connection, sorted(report_ids))
     known = workloads.facts(
-        connection, sorted({piece.workload_id or 0 for piece in held} | {usage.workload_id for usage in imported})
+        connection, sorted({holder.workload_id or 0 for holder in holders if holder.attributes_id not in reported})
     )
-    report_ids = {piece.attributes_id for piece in held} | {usage.attributes_id for usage in imported}
-    reported = workloads.attributes(connection, sorted(number for number in report_ids if number is not None))
     owners = Owners(rules.current(connection), known, decided, reported)
     # Sorted by content: ties of a split go to the earlier piece, and ids depend on the order of arrival.
     pieces = {number: sorted(own_pieces, key=owners.order) for number, own_pieces in pieces.items()}
@@ -213,7 +215,10 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         owner_of = usage.owners.at(imported.pool, imported.node)
         tags = usage.owners.tags(imported.workload_id, imported.attributes_id)
         covered = coverage.of(counted(imported))
-        charges += rate_imported(imported, usage.day, book, owner_of, usage.until_ms, covered, tags)
+        one_owner = usage.owners.has_one_owner(imported.workload_id, usage.day)
+        charges += rate_imported(
+            imported, usage.day, book, owner_of, usage.until_ms, covered, tags, one_owner=one_owner
+        )
     charges += unused_charges(coverage, usage.day.start_ms)
     # Last, since they follow from what the time of the day costs.
     charges += adjustment_charges(held_costs(charges), usage.day, usage.adjusting)
@@ -390,6 +395,11 @@ class Owners:
             return owner if payer is None else payer
 
         return owner_of
+
+    def has_one_owner(self, workload_id: int, period: Period) -> bool:
+        """Whether whoever pays for a workload that was imported as counts does so through all of a period."""
+        begin, end = (bisect_right(self._edges, at_ms) for at_ms in (period.start_ms, period.end_ms - 1))
+        return begin == end and not self._decided.names(workload_id, None)
 
     def _ruled(self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None) -> OwnerPath:
         """Whom tags and rules charge, whatever disputes decided."""

@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.rating import (
     ImportedUsage,
     RatedAccelerator,
     capacity_cost,
+    imported_rating_intervals,
     rate_accelerator_day,
     rate_imported,
 )
@@ -164,6 +165,34 @@ def test_imported_usage_is_exact_and_fractions_add_up(start, length, shares):
         exact = cost_micro(share * length, Decimal("2.49"))
         assert abs(sum(charge.cost_micro for charge in charges) - exact) <= length // HOUR_MS + 2
         assert all(charge.unknown_ns == charge.gpu_ns and charge.idle_cost_micro is None for charge in charges)
+
+
+@given(
+    st.integers(-DAY_MS, DAY_MS),
+    st.none() | st.integers(1, 3 * DAY_MS),
+    st.integers(0, 3_000_000),
+    st.lists(st.tuples(st.integers(0, DAY_MS), rates | st.none()), max_size=4),
+    st.integers(0, 2 * DAY_MS),
+    st.sampled_from((0, HOUR_MS // 2, 7 * HOUR_MS)),
+)
+def test_hours_rated_together_are_hours_rated_one_by_one(start, length, gpu_micro, changes, until, offset):
+    """To the same charges, whatever changes the price, whenever the day begins and however much of it is known."""
+    day = Period(DAY.start_ms + offset, DAY.end_ms + offset)
+    prices = [
+        price(rate or "1", start=day.start_ms + at, end=None if rate else day.start_ms + at + HOUR_MS, number=number)
+        for number, (at, rate) in enumerate(changes)
+    ]
+    book = PriceBook(prices, also_cut=[day.start_ms + 11 * HOUR_MS + 1])
+    begin, until_ms = day.start_ms + start, day.start_ms + until
+    usage = ImportedUsage(1, begin, None if length is None else begin + length, gpu_micro, "", "imported")
+    together = rate_imported(usage, day, book, owner_of, until_ms, one_owner=True)
+    assert together == rate_imported(usage, day, book, owner_of, until_ms)
+    hours = imported_rating_intervals(usage, day, book, until_ms) if gpu_micro else []
+    assert sum(charge.gpu_ns for charge in together) == sum(gpu_micro * hour.ms for hour in hours)
+    priced = [(hour, rate) for hour in hours if (rate := book.price_at("imported", "", "", "", hour.start_ms))]
+    assert sum(charge.cost_micro or 0 for charge in together) == sum(
+        cost_micro(gpu_micro * hour.ms, rate.rate) for hour, rate in priced
+    )
 
 
 def test_four_quarters_are_one_gpu():

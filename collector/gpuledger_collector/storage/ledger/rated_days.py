@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuledger_collector.accounting.ledger import ConservationCheck, DayLine, RatedDay
 from gpuledger_collector.accounting.measures import MEASURES
-from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.storage.ledger import zones
@@ -16,6 +16,7 @@ from gpuledger_collector.storage.ledger.reports import CHECK_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
+_GIVEN = f"json_to_recordset(%s::json) AS g ({', '.join(f'{name.strip()} text' for name in _OWNER_COLUMNS.split(','))})"
 _PLACE_COLUMNS = ("state", "pool", "gpu_model", "node")
 _CHARGE_COLUMNS = ", ".join(
     (
@@ -132,19 +133,32 @@ def correct_day(
 
 
 def _owner_ids(connection: Connection, owners: set[OwnerPath]) -> dict[OwnerPath, int]:
-    columns = [list(column) for column in zip(*(_levels(owner) for owner in owners), strict=True)]
-    if not columns:
+    known = _known_owner_ids(connection, owners)
+    new = owners - known.keys()
+    if new:
+        # Most days have no new owner: a conflict costs more than looking it up.
+        connection.execute(
+            f"INSERT INTO owner ({_OWNER_COLUMNS}) SELECT * FROM {_GIVEN} ON CONFLICT DO NOTHING", (_as_json(new),)
+        )
+        known |= _known_owner_ids(connection, new)
+    return known
+
+
+def _known_owner_ids(connection: Connection, owners: set[OwnerPath]) -> dict[OwnerPath, int]:
+    if not owners:
         return {}
-    given = ", ".join(["%s::text[]"] * len(LEVELS))
-    connection.execute(
-        f"INSERT INTO owner ({_OWNER_COLUMNS}) SELECT * FROM unnest({given}) ON CONFLICT DO NOTHING", columns
-    )
     rows = connection.execute(
         f"SELECT o.id, {', '.join('o.' + name.strip() for name in _OWNER_COLUMNS.split(','))} FROM owner o "
-        f"JOIN unnest({given}) AS g ({_OWNER_COLUMNS}) USING ({_OWNER_COLUMNS})",
-        columns,
+        f"JOIN {_GIVEN} USING ({_OWNER_COLUMNS})",
+        (_as_json(owners),),
     )
     return {OwnerPath(*row[1:]): row[0] for row in rows}
+
+
+def _as_json(owners: Iterable[OwnerPath]) -> str:
+    """Owners as one parameter: arrays of texts are written text by text in Python."""
+    names = [name.strip() for name in _OWNER_COLUMNS.split(",")]
+    return json.dumps([dict(zip(names, _levels(owner), strict=True)) for owner in owners])
 
 
 def _levels(owner: OwnerPath) -> tuple[str, ...]:
