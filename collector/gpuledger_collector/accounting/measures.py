@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, Self
 
 
@@ -30,7 +31,7 @@ class Measures:
     @property
     def amounts(self) -> dict[str, Any]:
         """The measures by name, without what a subclass adds."""
-        return {name: getattr(self, name) for name in MEASURES}
+        return dict(zip(MEASURES, amounts_of(self), strict=True))
 
     @property
     def has_known_activity(self) -> bool:
@@ -59,6 +60,8 @@ class Measures:
 
 MEASURES = tuple(field.name for field in fields(Measures))
 """The names of the measures; tables of charges have columns of these names."""
+amounts_of: Callable[[Measures], tuple[Any, ...]] = attrgetter(*MEASURES)
+"""The measures in the order of their names."""
 COMPARED = ("list_cost_micro", "contracted_cost_micro")
 """Measures that are compared with the cost, so that their sum is only known when every part of it is."""
 SUMMED = tuple(name for name in MEASURES if name not in COMPARED)

@@ -408,7 +408,9 @@ class Owners:
         key = (workload_id, attributes_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
         owner = self._known.get(key)
         if owner is None:
-            # Rules see where the workload ran in this piece, not where it was reported last.
-            facts = replace(self._facts(workload_id, attributes_id), pool=pool, node=node)
+            facts = self._facts(workload_id, attributes_id)
+            if self._attribution.rules:
+                # Rules see where the workload ran in this piece, not where it was reported last.
+                facts = replace(facts, pool=pool, node=node)
             owner = self._known[key] = self._attribution.owner_of(facts, at_ms)
         return owner

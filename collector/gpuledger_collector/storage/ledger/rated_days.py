@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuledger_collector.accounting.ledger import ConservationCheck, DayLine, RatedDay
-from gpuledger_collector.accounting.measures import MEASURES
+from gpuledger_collector.accounting.measures import MEASURES, amounts_of
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
@@ -174,19 +174,22 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
         charge.accelerator_id,
         charge.workload_id,
         None if charge.owner is None else owners[charge.owner],
-        *(getattr(charge, name) for name in _PLACE_COLUMNS),
+        charge.state,
+        charge.pool,
+        charge.gpu_model,
+        charge.node,
         None if charge.price is None else charge.price.id,
         charge.currency,
         None if charge.commitment is None else charge.commitment.id,
         None if charge.adjustment is None else charge.adjustment.id,
-        *charge.amounts.values(),
+        *amounts_of(charge),
     )
 
 
 def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
     """Return a ledger line in the order of _LINE_COLUMNS."""
     owner_id = None if line.owner is None else owners[line.owner]
-    return (line.day_ms, owner_id, line.state, line.pool, line.gpu_model, line.currency, *line.amounts.values())
+    return (line.day_ms, owner_id, line.state, line.pool, line.gpu_model, line.currency, *amounts_of(line))
 
 
 def _insert_check(connection: Connection, table: str, check: ConservationCheck, now: dt.datetime) -> None:

@@ -60,7 +60,9 @@ def imported_usage(connection: Connection, day: Period) -> list[ImportedUsage]:
         "SELECT u.workload_id, u.start_ms, u.end_ms, u.gpu_micro, u.gpu_model, u.pool, u.node, "
         "coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
         "WHERE t.workload_id = u.workload_id)), w.key "
-        "FROM imported_usage u JOIN workload w ON w.id = u.workload_id "
+        "FROM imported_usage u "
+        # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
+        "CROSS JOIN LATERAL (SELECT key FROM workload WHERE id = u.workload_id OFFSET 0) w "
         "WHERE u.start_ms < %s AND (u.end_ms IS NULL OR u.end_ms > %s) ORDER BY w.key, u.start_ms",
         (day.end_ms, day.start_ms),
     )
