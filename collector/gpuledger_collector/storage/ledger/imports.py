@@ -24,7 +24,7 @@ _COMPARED = (
     ("u", ("start_ms", "end_ms", "gpu_micro", "gpu_model", "pool", "node", "submitted_ms", "state")),
 )
 
-_DIGEST = "sha256(convert_to(jsonb_build_array(c.user_name, c.account, c.name, c.tags)::text, 'UTF8'))"
+_DIGEST = "sha256(convert_to(jsonb_build_array(i.user_name, i.account, i.name, i.tags)::text, 'UTF8'))"
 
 
 def workload_key(workload_id: str) -> str:
@@ -40,9 +40,10 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
     ours = [f"i.{name}" for _, names in _COMPARED for name in names]
     connection.execute(
         "CREATE TEMP TABLE changed ON COMMIT DROP AS "
-        "SELECT i.*, u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms, "
-        "jsonb_build_object('gpu_micro', u.gpu_micro, 'gpu_model', u.gpu_model, 'pool', u.pool, 'node', u.node, "
-        "'user', w.user_name, 'account', w.account, 'tags', w.tags) AS old_said "
+        f"SELECT i.*, {_DIGEST} AS digest, u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms, "
+        "CASE WHEN u.workload_id IS NOT NULL THEN jsonb_build_object('gpu_micro', u.gpu_micro, 'gpu_model', "
+        "u.gpu_model, 'pool', u.pool, 'node', u.node, 'user', w.user_name, 'account', w.account, 'tags', w.tags) END "
+        "AS old_said "
         "FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON u.workload_id = w.id "
         f"WHERE u.workload_id IS NULL OR ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
     )
@@ -61,28 +62,33 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
     connection.execute(
         "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node, submitted_ms, "
         "state, workload_attributes_id) SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node, "
-        f"c.submitted_ms, c.state, t.id FROM changed c JOIN workload w USING (key) JOIN workload_attributes t "
-        f"ON t.workload_id = w.id AND t.digest = {_DIGEST}"
+        "c.submitted_ms, c.state, t.id FROM changed c JOIN workload w USING (key) JOIN workload_attributes t "
+        "ON t.workload_id = w.id AND t.digest = c.digest"
     )
     _record_updates(connection, int(now.timestamp() * 1000))
-    changed = connection.execute("SELECT known, start_ms, end_ms, old_start_ms, old_end_ms FROM changed").fetchall()
-    updated = sum(row[0] is not None for row in changed)
-    # Old and new spans: both the days that lose usage and the days that gain it are rated again.
-    spans = [(row[1], row[2]) for row in changed] + [(row[3], row[4]) for row in changed if row[0] is not None]
+    changed, updated = connection.execute("SELECT count(*), count(known) FROM changed").fetchone() or (0, 0)
+    # Old and new spans: both the days that lose usage and the days that gain it are rated again. Spans that begin on
+    # one day count as the longest of them.
+    spans = connection.execute(
+        "SELECT min(start_ms), CASE WHEN bool_and(end_ms IS NOT NULL) THEN max(end_ms) END FROM ("
+        "SELECT start_ms, end_ms FROM changed UNION ALL SELECT old_start_ms, old_end_ms FROM changed "
+        "WHERE known IS NOT NULL) s GROUP BY start_ms / %s",
+        (DAY_MS,),
+    ).fetchall()
     days = _days(spans, int(now.timestamp() * 1000))
     connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (days,))
     # Days with imported usage cut the placements of their pool, so its boards are placed again.
     if spans:
         pools = sorted({row.pool for row in rows} | {pool for (pool,) in before})
         settle_pools(connection, pools, min(start for start, _ in spans))
-    return ImportOutcome(len(changed) - updated, updated, len(rows) - len(changed), len(days))
+    return ImportOutcome(changed - updated, updated, len(rows) - changed, len(days))
 
 
 def _write_attributes(connection: Connection) -> None:
     """Write the attributes of the workloads of changed rows, one row per content."""
     connection.execute(
         "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags) "
-        f"SELECT w.id, {_DIGEST}, c.user_name, c.account, c.name, c.tags FROM changed c JOIN workload w USING (key) "
+        "SELECT w.id, c.digest, c.user_name, c.account, c.name, c.tags FROM changed c JOIN workload w USING (key) "
         "ON CONFLICT (workload_id, digest) DO NOTHING"
     )
 
