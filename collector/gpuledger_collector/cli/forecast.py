@@ -14,13 +14,21 @@ from typer import Option
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import minor_amount
-from gpuledger_collector.cli.common import duration_ms, end_with, new_app, owner_levels, refuse, require_level
+from gpuledger_collector.cli.common import (
+    UNAVAILABLE,
+    duration_ms,
+    end_with,
+    new_app,
+    owner_levels,
+    refuse,
+    require_level,
+)
 from gpuledger_collector.cli.ledger_demand import read_demand
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.insight.forecast import METHODS, Forecast
+from gpuledger_collector.insight.forecast import Forecast, methods
 from gpuledger_collector.insight.forecast import forecast as compute
 from gpuledger_collector.insight.forecast_history import ForecastRecord
 from gpuledger_collector.insight.series import Series
@@ -96,7 +104,7 @@ def forecast(
     ] = Group.pool,
     step: Annotated[str, Option("--step", metavar="5m|1h", help="Step of the ledger's series.")] = "1h",
     method: Annotated[
-        str, Option("--method", help="analog, or persistence: the naive baseline (docs/forecasting.md).")
+        str, Option("--method", help="analog, persistence, or an added one; several, as a,b (docs/forecasting.md).")
     ] = "analog",
     horizon: Annotated[str, Option("--horizon", metavar="SPAN", help="How far ahead: 6h, 24h, 7d.")] = "24h",
     form: options.Form = options.Format.table,
@@ -150,8 +158,8 @@ def _group_and_name(pool: str | None, owner: str | None, model: str | None, by: 
 
 def compute_forecasts(series: Sequence[Series], span_ms: int, method: str = "analog") -> list[Forecast]:
     """Forecasts over `span_ms`, in the order of `series`; series of one step are forecast together."""
-    if method not in METHODS:
-        refuse(f"--method: {method!r} is not one of {', '.join(METHODS)}")
+    if unknown := [name for name in method.split(",") if name not in methods.names()]:
+        refuse(f"--method: {unknown[0]!r} is not one of {', '.join(methods.names())}")
     forecasts: dict[str, Forecast] = {}
     for step_ms in sorted({entry.step_ms for entry in series}):
         steps = span_ms // step_ms
@@ -161,8 +169,11 @@ def compute_forecasts(series: Sequence[Series], span_ms: int, method: str = "ana
             refuse(
                 f"--horizon: {steps} steps of {step_ms / 1000:g} s for series {name!r}; 1 to {MAX_STEPS} are allowed"
             )
-        for result in compute(group, steps, method=method, track=_progress):
-            forecasts[result.series] = result
+        try:
+            for result in compute(group, steps, method=method, track=_progress):
+                forecasts[result.series] = result
+        except methods.ForecasterFailed as error:
+            refuse(str(error), UNAVAILABLE)
     return [forecasts[entry.name] for entry in series]
 
 

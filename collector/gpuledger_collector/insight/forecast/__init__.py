@@ -1,7 +1,6 @@
 """Quantiles of the GPUs that will be wanted over a horizon, from a series' own past."""
 
 from gpuledger_collector.insight.forecast.forecasts import (
-    METHODS,
     QUANTILES,
     Forecast,
     forecast,
@@ -9,4 +8,4 @@ from gpuledger_collector.insight.forecast.forecasts import (
     quantile_losses,
 )
 
-__all__ = ["METHODS", "QUANTILES", "Forecast", "forecast", "quantile_loss", "quantile_losses"]
+__all__ = ["QUANTILES", "Forecast", "forecast", "quantile_loss", "quantile_losses"]

@@ -13,6 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.insight.forecast import methods
 from gpuledger_collector.insight.forecast.analogs import (
     PERSISTENCE,
     Analogs,
@@ -25,8 +26,6 @@ from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_common.plurals import plural
 
 QUANTILES = (0.1, 0.5, 0.9, 0.95)
-METHODS: Mapping[str, Similarity] = {"analog": Similarity(), "persistence": PERSISTENCE}
-"""Every method by name; the first is the default."""
 HISTORY_STEPS, HISTORY_DAYS = 1_008, 14
 """Steps of the past that are used at least, and days: coarse series need enough instants, fine ones enough days."""
 SKILL_ORIGINS, SKILL_LEADS = 6, 4
@@ -55,19 +54,23 @@ def forecast(
     series: Sequence[Series],
     horizon: int,
     quantiles: Sequence[float] = QUANTILES,
-    method: str = "analog",
+    method: str = methods.OWN[0],
     track: Callable[[Sequence[Series]], Iterable[Series]] = iter,
 ) -> list[Forecast]:
     """Forecast each series for `horizon` steps after its last instant (known or not); order is kept.
 
+    `method` may name several, separated by commas: their quantiles are averaged, weighed by what each lost on the past.
     `track` wraps the iteration over the series, for a progress bar. Raises ValueError for a horizon below one step,
-    quantiles outside (0, 1) or a series without any known value, KeyError for an unknown method.
+    quantiles outside (0, 1) or a series without any known value, KeyError for an unknown method, ForecasterFailed for
+    one of another package that gives no answer.
     """
     levels = np.asarray(sorted(quantiles), dtype=float)
     if horizon < 1 or not len(levels) or levels[0] <= 0 or levels[-1] >= 1:
         raise ValueError("a forecast needs at least one step and quantiles between 0 and 1")
-    similarity = METHODS[method]
-    return [_forecast(entry, horizon, levels, method, similarity) for entry in track(series)]
+    chosen = tuple(dict.fromkeys(method.split(",")))
+    if unknown := [name for name in chosen if name not in methods.names()]:
+        raise KeyError(unknown[0])
+    return [_forecast(entry, horizon, levels, chosen) for entry in track(series)]
 
 
 def recent_history(series: Series) -> History:
@@ -81,15 +84,19 @@ def recent_history(series: Series) -> History:
     return history_of(series.values[cut:], series.start_ms + cut * series.step_ms, series.step_ms)
 
 
-def _forecast(series: Series, horizon: int, quantiles: Floats, method: str, similarity: Similarity) -> Forecast:
+def _forecast(series: Series, horizon: int, quantiles: Floats, chosen: Sequence[str]) -> Forecast:
     history = recent_history(series)
     at_ms = series.end_ms + series.step_ms * np.arange(1, horizon + 1)
     leads = (at_ms - history.at_ms[-1]) // series.step_ms
     if history.known.sum() < max(24, min(3 * horizon // 2, 96)):
         return _short(series.name, history, at_ms, leads, quantiles)
-    (values, mean), (naive, _) = _pair(history, leads, quantiles, similarity)
-    if np.isnan(mean).any():
+    predictions, (naive, _) = _predict(history, leads, quantiles, chosen)
+    if any(np.isnan(mean).any() for _, mean in predictions):
         return _short(series.name, history, at_ms, leads, quantiles)
+    losses = _past_losses(history, horizon, quantiles, chosen)
+    weights, skill = _judge(losses, len(chosen))
+    values = sum(weight * _tidy(levels) for weight, (levels, _) in zip(weights, predictions, strict=True))
+    mean = sum(weight * mean for weight, (_, mean) in zip(weights, predictions, strict=True))
     return Forecast(
         series.name,
         at_ms,
@@ -97,17 +104,36 @@ def _forecast(series: Series, horizon: int, quantiles: Floats, method: str, simi
         _tidy(values),
         tuple(quantiles),
         _tidy(naive),
-        {method: 1.0},
-        _skill(history, horizon, quantiles, similarity),
+        dict(zip(chosen, map(float, weights), strict=True)),
+        skill,
     )
 
 
-def _pair(history: History, leads: Ints, quantiles: Floats, similarity: Similarity) -> tuple[Prediction, Prediction]:
-    """The prediction and that of persistence."""
-    plain = analogs = Analogs(history, leads, plain=similarity == PERSISTENCE)
-    if analogs.rhythm.is_clear:
-        plain = Analogs(history, leads, plain=True)
-    return analogs.predict(similarity, quantiles), plain.predict(PERSISTENCE, quantiles)
+def _predict(
+    history: History, leads: Ints, quantiles: Floats, chosen: Sequence[str]
+) -> tuple[list[Prediction], Prediction]:
+    """The prediction of each method, and that of persistence."""
+    analogs = Analogs(history, leads, plain=tuple(chosen) == ("persistence",))
+    plain = Analogs(history, leads, plain=True) if analogs.rhythm.is_clear else analogs
+    naive = plain.predict(PERSISTENCE, quantiles)
+    predictions = []
+    for name in chosen:
+        if name == "persistence":
+            predictions.append(naive)
+        elif name == "analog":
+            predictions.append(analogs.predict(Similarity(), quantiles))
+        else:
+            values = np.where(history.known, history.values, np.nan)
+            levels = methods.load(name)(values, history.step_ms, leads, quantiles)
+            predictions.append((levels, _mean(levels, quantiles)))
+    return predictions, naive
+
+
+def _mean(levels: Floats, quantiles: Floats) -> Floats:
+    """The mean of a distribution that is linear between its quantiles and flat beyond them."""
+    edges = np.concatenate([[0.0], quantiles, [1.0]])
+    padded = np.concatenate([levels[:, :1], levels, levels[:, -1:]], axis=1)
+    return np.asarray(((padded[:, 1:] + padded[:, :-1]) / 2 * np.diff(edges)).sum(axis=1))
 
 
 def _tidy(levels: Floats) -> Floats:
@@ -115,8 +141,8 @@ def _tidy(levels: Floats) -> Floats:
     return np.maximum(np.sort(levels, axis=1), 0.0)
 
 
-def _skill(history: History, horizon: int, quantiles: Floats, similarity: Similarity) -> float | None:
-    """1 - loss / loss of persistence over a few earlier origins of the past; None while it is too short for one."""
+def _past_losses(history: History, horizon: int, quantiles: Floats, chosen: Sequence[str]) -> Floats | None:
+    """Loss of each method, and of persistence last, over a few earlier origins; None while the past is too short."""
     count = len(history.values)
     # An origin needs a horizon after it to be judged, and as much history before it to predict from.
     room = count - horizon - max(48, horizon)
@@ -130,12 +156,22 @@ def _skill(history: History, horizon: int, quantiles: Floats, similarity: Simila
         actual = np.where(history.known[target], history.values[target], np.nan)
         past = history.until(count - horizon - back * apart)
         if np.isfinite(actual).any() and past.known.any():
-            pair = _pair(past, leads, quantiles, similarity)
-            losses.append([quantile_loss(actual, _tidy(levels), quantiles) for levels, _ in pair])
-    if not losses:
-        return None
-    loss, naive = np.sum(losses, axis=0)
-    return 1 - float(loss / naive) if naive > 0 else 0.0
+            predictions, naive = _predict(past, leads, quantiles, chosen)
+            losses.append([quantile_loss(actual, _tidy(levels), quantiles) for levels, _ in (*predictions, naive)])
+    return np.sum(losses, axis=0) if losses else None
+
+
+def _judge(losses: Floats | None, count: int) -> tuple[Floats, float | None]:
+    """Weights of the methods, inverse to the square of their losses, and 1 - their mean loss / loss of persistence.
+
+    Equal weights where the past is too short, or where some method lost nothing.
+    """
+    equal = np.full(count, 1 / count)
+    if losses is None:
+        return equal, None
+    own, naive = losses[:-1], float(losses[-1])
+    weights = own**-2.0 / (own**-2.0).sum() if (own > 0).all() and np.isfinite(own).all() else equal
+    return weights, 1 - float(weights @ own) / naive if naive > 0 else 0.0
 
 
 def quantile_loss(actual: Floats, values: Floats, quantiles: Floats) -> float:

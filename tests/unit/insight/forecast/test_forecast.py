@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_collector.insight.backtest import score, skill
-from gpuledger_collector.insight.forecast import METHODS, forecast, quantile_loss
+from gpuledger_collector.insight.forecast import forecast, methods, quantile_loss
 from gpuledger_collector.insight.forecast.analogs import (
     PERSISTENCE,
     Analogs,
@@ -154,7 +154,7 @@ def test_a_forecast_does_not_depend_on_its_neighbors():
     assert np.array_equal(together[2].values, forecast(series, 24)[2].values)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*methods.OWN, "boosted"])
 def test_every_method_gives_ordered_quantiles(method):
     """Each method by its name gives finite quantiles in order; persistence is its own baseline."""
     made = forecast([hourly(steps(1))], 12, method=method)[0]
@@ -162,6 +162,73 @@ def test_every_method_gives_ordered_quantiles(method):
     assert (np.diff(made.values, axis=1) >= 0).all()
     assert made.weights == {method: 1.0}
     assert (method == "persistence") == np.array_equal(made.values, made.naive)
+
+
+def test_boosted_trees_learn_a_daily_shape():
+    """The method that uses scikit-learn beats persistence where tomorrow is like today, and knows no gap as zero."""
+    values = 50 + 20 * np.sin(np.arange(24 * 14) * 2 * np.pi / 24)
+    values[100:110] = np.nan
+    made = forecast([hourly(values)], 24, method="boosted")[0]
+    assert made.skill is not None
+    assert made.skill > 0.5
+
+
+class Told:
+    """An installed method: a function in the place of an entry point."""
+
+    def __init__(self, name, function):
+        self.name, self.value, self.function = name, f"package:{name}", function
+
+    def load(self):
+        if isinstance(self.function, Exception):
+            raise self.function
+        return self.function
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Installs a method of another package."""
+    monkeypatch.setattr(methods, "_installed", lambda: {told.name: told for told in known})
+    methods.load.cache_clear()
+    known = []
+    yield lambda name, function: known.append(Told(name, function))
+    methods.load.cache_clear()
+
+
+def test_an_added_method_is_used_and_weighed_by_its_past(installed):
+    """A method that knows the future of a ramp takes nearly all of the weight; a bad one nearly none."""
+
+    def ramp(values, step_ms, leads, quantiles):
+        assert (step_ms, np.isnan(values).sum()) == (HOUR, 0)
+        return values[-1] + leads[:, None] * 0.5 + (quantiles - 0.5)
+
+    installed("ramp", ramp)
+    installed("zero", lambda values, step_ms, leads, quantiles: np.zeros((len(leads), len(quantiles))))
+    series = [hourly(np.arange(400) * 0.5)]
+    alone = forecast(series, 12, method="ramp")[0]
+    assert alone.values[:, 1] == pytest.approx(199.5 + 0.5 * np.arange(1, 13))
+    both = forecast(series, 12, method="ramp,zero,analog")[0]
+    assert sum(both.weights.values()) == pytest.approx(1)
+    assert both.weights["zero"] < 0.01
+    assert both.weights["ramp"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (ImportError("no torch"), "cannot be loaded: no torch"),
+        (lambda values, step_ms, leads, quantiles: 1 / 0, "failed: division by zero"),
+        (lambda values, step_ms, leads, quantiles: np.zeros(3), "gave (3,) values"),
+        (lambda values, step_ms, leads, quantiles: np.full((len(leads), len(quantiles)), np.nan), "or unknown ones"),
+    ],
+)
+def test_a_method_that_fails_is_named(installed, function, words):
+    """Whatever another package does ends in a sentence that names it."""
+    installed("theirs", function)
+    with pytest.raises(methods.ForecasterFailed) as failed:
+        forecast([hourly(steps(1))], 12, method="theirs")
+    assert "method 'theirs' (package:theirs)" in str(failed.value)
+    assert words in str(failed.value)
 
 
 def test_an_unknown_method_is_refused():
