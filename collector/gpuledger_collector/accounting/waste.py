@@ -56,5 +56,6 @@ def _waste(currency: str, exchange: str, rows: Sequence[ReportRow], has_inventor
         sum_known(row.waste_micro for row in rows),
         sum_known(row.effective_minor for row in rows),
         tuple(parts),
-        sum(row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns for row in rows),
+        # A correction takes back or adds time of an earlier month: none of it is time of this one.
+        sum(row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns for row in rows if not row.correction_of),
     )

@@ -155,7 +155,7 @@ def waste_line(waste: WholeWaste) -> str:
         f"waste: {amount(waste.minor)} of {amount(waste.cost_minor)} {waste.currency}"
         + (f" ({waste.exchange})" if waste.exchange else "")
         + (f": {parts}" if parts else "")
-        + (f"; not known of {unknown:,} GPU-hours" if unknown else "")
+        + (f"; not known of {unknown:,} GPU-hours" if unknown > 0 else "")
     )
 
 

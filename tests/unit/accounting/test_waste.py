@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuledger_collector.accounting.chargeback import Allocations, report
@@ -49,6 +51,13 @@ def test_the_column_adds_up_to_the_line(by: tuple[str, ...]) -> None:
     assert sum(row.waste_minor or 0 for row in bill.rows) == whole_waste(bill.rows, has_inventory=True)[0].minor
     (total,) = [total for total in bill.totals if total.currency == "USD"]
     assert total.waste_minor == 7700
+
+
+def test_a_correction_has_no_unknown_hours_of_this_month() -> None:
+    """Time that a correction takes back was of an earlier month: it makes no unknown hours here, and none below zero."""
+    back = replace(line("nlp", "held", -9, -18, unknown_ns=-9 * HOUR), correction_of="2026-09")
+    (waste,) = whole_waste(report([*FLEET, back], ("team",)).rows, has_inventory=True)
+    assert waste.unknown_ns == 46 * HOUR
 
 
 def test_without_an_inventory_unallocated_time_is_not_known() -> None:
