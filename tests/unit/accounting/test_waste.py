@@ -54,7 +54,7 @@ def test_the_column_adds_up_to_the_line(by: tuple[str, ...]) -> None:
 
 
 def test_a_correction_has_no_unknown_hours_of_this_month() -> None:
-    """Time that a correction takes back was of an earlier month: it makes no unknown hours here, and none below zero."""
+    """Time that a correction takes back was of an earlier month: it is no unknown time of this one."""
     back = replace(line("nlp", "held", -9, -18, unknown_ns=-9 * HOUR), correction_of="2026-09")
     (waste,) = whole_waste(report([*FLEET, back], ("team",)).rows, has_inventory=True)
     assert waste.unknown_ns == 46 * HOUR
