@@ -29,6 +29,11 @@ def escape_text(text: str) -> str:
     return text if text.isprintable() else _ONE_LINE.sub(_escape, text)
 
 
+def escape_cells(cells: list[str]) -> list[str]:
+    """Each text in one line, as `escape_text` gives it; most rows have nothing to escape, which one look shows."""
+    return cells if "".join(cells).isprintable() else [escape_text(cell) for cell in cells]
+
+
 def escape_lines(text: str) -> str:
     """The text with every invisible character but line feeds and tabs as an escape."""
     return text if text.isprintable() else _LINES.sub(_escape, text)

@@ -37,7 +37,7 @@ from gpuledger_collector.accounting.shared_costs import AMOUNT
 from gpuledger_collector.accounting.statement import split_minor
 from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.export.cells import names, neutral
-from gpuledger_common.escapes import escape_text
+from gpuledger_common.escapes import escape_cells
 
 COLUMNS = names(
     """
@@ -195,9 +195,7 @@ def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        cells = [row.get(name, "") for name in columns]
-        # Most rows have nothing to escape, which one look at all of the row shows.
-        writer.writerow(cells if "".join(cells).isprintable() else map(escape_text, cells))
+        writer.writerow(escape_cells([row.get(name, "") for name in columns]))
 
 
 def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> Row:

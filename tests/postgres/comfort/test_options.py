@@ -12,6 +12,10 @@ import typer
 from gpuledger_collector.cli import build
 
 CHANGES = {
+    "adjustments credit",
+    "adjustments debit",
+    "adjustments reverse",
+    "adjustments true-up",
     "apply",
     "budgets ack",
     "budgets replay",
@@ -28,6 +32,7 @@ CHANGES = {
     "import prices",
     "import queue",
     "import sacct",
+    "import shares",
     "import samples",
     "import usage",
     "notifications ack",
@@ -45,6 +50,8 @@ CHANGES = {
 }
 """They change the ledger, or write to people."""
 TELLS = {
+    "adjustments list",
+    "adjustments true-up",
     "accelerators",
     "actions dry-run",
     "actions list",
@@ -99,6 +106,7 @@ NEITHER = {
     "examples": "writes a new folder only",
     "demo": "a ledger of its own in a folder of its own",
     "export config": "TOML, for `gpuledger apply`",
+    "export erp": "CSV in the columns that its template names",
     "focus periods": "CSV, as FOCUS wants it",
     "serve": "a server; --check-config is its dry run",
     "statement": "a page of HTML for people; `chargeback --format` has its numbers for programs",

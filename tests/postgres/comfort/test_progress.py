@@ -39,7 +39,7 @@ def told(monkeypatch):
         def update(self, task, completed, total):
             said[task][1].append((completed, total))
 
-    monkeypatch.setattr(progress, "Progress", Spy)
+    monkeypatch.setattr("rich.progress.Progress", Spy)
     monkeypatch.setattr(progress, "sys", type("Sys", (), {"stderr": Terminal()}))
     return said
 
