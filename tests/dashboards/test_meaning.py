@@ -60,8 +60,10 @@ def test_runs_of_one_name_scale_as_the_command_says(ledger, seeded):
     held = ledger.execute(
         "SELECT workload_id, min(gpu_model), count(DISTINCT accelerator_id), min(u.hour_ms) FILTER (WHERE held_ms = "
         "3600000) FROM charge JOIN usage_hour u USING (accelerator_id, workload_id) WHERE charge.state = 'held' "
+        "AND workload_id NOT IN (SELECT workload_id FROM correction WHERE workload_id IS NOT NULL) "
         "GROUP BY 1 HAVING count(DISTINCT gpu_model) = 1 AND bool_and(currency = 'USD' AND cost_micro > 0) "
-        "AND bool_or(held_ms = 3600000) ORDER BY 2, 1"
+        "AND bool_and(held_ms = 3600000) AND count(DISTINCT (accelerator_id, u.hour_ms)) = "
+        "count(DISTINCT accelerator_id) * count(DISTINCT u.hour_ms) ORDER BY 2, 1"
     ).fetchall()
     first = next(a for a in held for b in held if a[1] == b[1] and a[2] < b[2])
     second = next(b for b in held if first[1] == b[1] and first[2] < b[2])
@@ -69,13 +71,14 @@ def test_runs_of_one_name_scale_as_the_command_says(ledger, seeded):
     ledger.execute(
         "UPDATE charge SET owner_id = (SELECT min(id) FROM owner) WHERE workload_id = ANY(%s)", ([first[0], second[0]],)
     )
-    for (workload, _, _, hour_ms), steps in ((first, 1000), (second, 1500)):
+    for (workload, *_), steps in ((first, 1000), (second, 1500)):
         ledger.execute(
             "WITH made AS (INSERT INTO counter_series (workload_id, via, source, part, counter, engine) "
             "VALUES (%s, 'reported', 'run', '', 'steps', 'run') RETURNING id) "
             "INSERT INTO counter_hour (series_id, hour_ms, units, covered_ms, restarts) "
-            "SELECT id, %s, %s, 3600000, 0 FROM made",
-            (workload, hour_ms, steps),
+            "SELECT id, hour_ms, %s, 3600000, 0 FROM made, (SELECT DISTINCT hour_ms FROM usage_hour "
+            "WHERE workload_id = %s) hours",
+            (workload, steps, workload),
         )
     (key,) = ledger.execute("SELECT key FROM workload WHERE id = %s", (first[0],)).fetchone()
     panel = rows(ledger, "workload", "By number of GPUs ($currency)", workload=key)

@@ -104,7 +104,7 @@ class CollectorProcess:
         return f"postgresql://{role}:{password}@127.0.0.1:{port}/gpuledger"
 
     def postmaster(self) -> int:
-        home = Path((self.folder / "data" / "home").read_text().strip())
+        home = self.folder / "data" / (self.folder / "data" / "home").read_text().strip()
         return int((home / "cluster" / "postmaster.pid").read_text().split()[0])
 
     def kill_postgres(self, how: signal.Signals = signal.SIGKILL) -> None:

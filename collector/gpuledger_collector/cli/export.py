@@ -120,6 +120,7 @@ def erp(
 
     Amounts add up to the invoices, owner by owner. Cost centers and GL codes are those of [[cost_center]].
     """
+    asked = time_range(period, None, None)
     layout = read_template(template)
     if isinstance(layout, list):
         for problem in in_order(layout):
@@ -127,7 +128,7 @@ def erp(
         refuse(f"{template}: {plural(len(layout), 'problem')}, nothing was written")
     require_folder(output)
     with open_session(dsn, config) as session:
-        span = session.rated(time_range(period, None, None))
+        span = session.rated(asked)
         name = session.calendar.month_of(span.start_ms)
         if session.calendar.month(name) != span and period is not None:
             refuse("--period: invoices are of a month; write it as 2026-10")

@@ -13,7 +13,6 @@ from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.telemetry import series
 
 USABLE = ("held", "unallocated")
 """States in which a GPU could be held: their sum is the capacity that is shared."""
@@ -24,6 +23,8 @@ def roll_up_period(database: Database, period: Period) -> None:
     with database.connect() as connection:
         if not declarations.pool_shares(connection):
             return
+        from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
+
         days = [day for day in series.days_to_roll_up(connection, period.start_ms) if day < period.end_ms]
     for day_ms in days:
         with database.transaction(Lock.SERIES) as connection:
@@ -48,6 +49,8 @@ def share_notes(connection: Connection, period: Period) -> list[str]:
         for pool in unknown
     ]
     if shares:
+        from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
+
         known = series.known(connection, period, STEP_MS)
         if missing := int((~known).sum()):
             hours = missing * STEP_MS / 3_600_000
@@ -58,6 +61,8 @@ def share_notes(connection: Connection, period: Period) -> list[str]:
 
 
 def _steps(connection: Connection, period: Period, shares: Sequence[PoolShare]) -> Iterator[PoolStep]:
+    from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
+
     pools = {share.pool for share in shares}
     counted = queues.pools_with_capacity(connection, period)
     waiting = queues.waiting_by_team(connection, period, STEP_MS)

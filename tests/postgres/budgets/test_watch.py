@@ -152,7 +152,7 @@ def test_the_drivers_of_a_mail_add_up(october, apply, watch) -> None:
     micros = [{name: round(float(row[name]) * MICRO) for name in ("change", "price", "volume", "mix")} for row in rows]
     assert all(row["change"] == row["price"] + row["volume"] + row["mix"] for row in micros)
     total = sum(row["change"] for row in micros)
-    assert f"since the last mail: +{total // MICRO}.{total % MICRO // 10_000:02d} USD" in text
+    assert f"since the last mail cost {total // MICRO}.{total % MICRO // 10_000:02d} USD more than" in text
     assert rows[0]["workload"] == "train-2"
 
 
@@ -180,13 +180,19 @@ def test_as_many_days_are_compared_as_the_ledger_knows(october, apply, watch) ->
         ((text,),) = october.rows("SELECT text FROM outbox WHERE key LIKE '%%actual/50'")
         return str(text)
 
-    said = "What changed since the period began: {} USD\n({}, as far back as the ledger goes)"
+    said = "The last {} cost as much as the {} before"
+    days = "({}, as far back as the ledger goes)"
     span = VISION.replace('"month"', '"range"\nfrom = 2025-10-04\nto = 2025-11-01').replace("= 400", "= 300")
-    assert said.format("0.00", "8 Oct to 10 Oct compared with 1 Oct to 3 Oct") in told(span, 10)
+    text = told(span, 10)
+    assert said.format("3 days", "3 days") in text
+    assert days.format("8 Oct to 10 Oct compared with 1 Oct to 3 Oct") in text
     october.connection.execute("UPDATE capacity SET in_ms = in_ms + %s", (HOUR,))
-    assert said.format("0.00", "9 Oct to 10 Oct compared with 2 Oct to 3 Oct") in told(span, 10)
+    text = told(span, 10)
+    assert said.format("2 days", "2 days") in text
+    assert days.format("9 Oct to 10 Oct compared with 2 Oct to 3 Oct") in text
     whole = told(span.replace("2025-10-04", "2025-10-11"), 17)
-    assert "What changed since the period began: +48.00 USD\n(11 Oct to 17 Oct compared with 4 Oct to 10 Oct)" in whole
+    assert "The week since the period began cost 48.00 USD more than the week before" in whole
+    assert "(11 Oct to 17 Oct compared with 4 Oct to 10 Oct)" in whole
 
 
 def test_a_larger_amount_is_a_new_budget_and_new_recipients_are_not(october, apply, watch) -> None:
