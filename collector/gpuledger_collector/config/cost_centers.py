@@ -12,25 +12,20 @@ in its zone; `effective_to` is not included.
 
 from __future__ import annotations
 
-import datetime as dt
-from typing import Annotated, Self
-
 from pydantic import Field, ValidationInfo, field_validator
 
 from gpuledger_collector.accounting.cost_centers import CostCenter
 from gpuledger_collector.config.attribution import check_level
-from gpuledger_collector.config.fields import Day, Name, Text, after, refusal
-from gpuledger_collector.config.model import Declaration
+from gpuledger_collector.config.fields import Name, Text, refusal
+from gpuledger_collector.config.model import Dated
 
 
-class DeclaredCostCenter(Declaration):
+class DeclaredCostCenter(Dated):
     """The codes of an owner."""
 
     owner: dict[str, Name]
     cost_center: Text = ""
     gl_code: Text = Field("", validate_default=True)
-    from_on: Day | None = Field(None, alias="effective_from")
-    to_on: Annotated[Day | None, after("from_on", "effective_from")] = Field(None, alias="effective_to")
 
     value_type = CostCenter
     identity = ("owner_key",)
@@ -56,11 +51,3 @@ class DeclaredCostCenter(Declaration):
     def owner_key(self) -> tuple[tuple[str, str], ...]:
         """The owner as something that can be compared by hash."""
         return tuple(sorted(self.owner.items()))
-
-    def conflicts(self, earlier: Self) -> bool:
-        """Whether both hold on some day."""
-
-        def ends_before(end: dt.date | None, start: dt.date | None) -> bool:
-            return end is not None and start is not None and end <= start
-
-        return not ends_before(self.to_on, earlier.from_on) and not ends_before(earlier.to_on, self.from_on)

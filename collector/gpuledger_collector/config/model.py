@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.fields import DECLARED, Instants
+from gpuledger_collector.config.fields import DECLARED, Day, Instants, after
 
 _BUILT_IN = {
     "missing": Problem("empty", "", "is empty"),
@@ -154,3 +155,18 @@ class Declaration(Row):
             value = declaration.to_value(record.source, position)
             values += value if isinstance(value, list) else [value]
         return values
+
+
+class Dated(Declaration):
+    """A declaration for days of the bill; `to_on` is not included."""
+
+    from_on: Day | None = Field(None, alias="effective_from")
+    to_on: Annotated[Day | None, after("from_on", "effective_from")] = Field(None, alias="effective_to")
+
+    def conflicts(self, earlier: Self) -> bool:
+        """Whether both hold on some day."""
+
+        def ends_before(end: dt.date | None, start: dt.date | None) -> bool:
+            return end is not None and start is not None and end <= start
+
+        return not ends_before(self.to_on, earlier.from_on) and not ends_before(earlier.to_on, self.from_on)

@@ -26,10 +26,9 @@ Dates are days of the bill, in its zone; `effective_to` is not included.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -40,29 +39,20 @@ from gpuledger_collector.accounting.shared_costs import AMOUNT, KEYS, SOURCES, S
 from gpuledger_collector.config.attribution import check_level
 from gpuledger_collector.config.fields import (
     Currency,
-    Day,
     Name,
     PositiveMicroAmount,
     Text,
-    after,
     decimal,
     one_of,
     refusal,
     whole,
 )
-from gpuledger_collector.config.model import Declaration
+from gpuledger_collector.config.model import Dated
 
 MAX_WEIGHT = 10**12
 
 
-class _Dated(Declaration):
-    """A declaration for days of the bill."""
-
-    from_on: Day | None = Field(None, alias="effective_from")
-    to_on: Annotated[Day | None, after("from_on", "effective_from")] = Field(None, alias="effective_to")
-
-
-class DeclaredSharedCost(_Dated):
+class DeclaredSharedCost(Dated):
     """A shared cost: an amount a month, or what GPU time in a state costs."""
 
     name: Text
@@ -79,14 +69,6 @@ class DeclaredSharedCost(_Dated):
     value_type = SharedCost
     identity = ("name",)
     conflict = ("name", "line {line} declares this shared cost for some of these days already")
-
-    def conflicts(self, earlier: Self) -> bool:
-        """Whether both hold on some day."""
-
-        def ends_before(end: dt.date | None, start: dt.date | None) -> bool:
-            return end is not None and start is not None and end <= start
-
-        return not ends_before(self.to_on, earlier.from_on) and not ends_before(earlier.to_on, self.from_on)
 
     @field_validator("amount_micro", "currency")
     @classmethod
@@ -133,7 +115,7 @@ def _check_owners(owners: Iterable[str]) -> None:
             raise refusal("reserved_name", reserved_message(owner))
 
 
-class DeclaredIntensity(_Dated):
+class DeclaredIntensity(Dated):
     """A carbon intensity, and the power usage effectiveness of the building."""
 
     region: Text = ""
