@@ -141,19 +141,7 @@ def chargeback(
         session.require_zone(zone)
         now_ms, span = session.now_ms, session.rated(asked)
         with session.database.transaction(read_only=True) as connection:
-            read = read_cash if view is View.cash else read_chargeback
-            bill = read(connection, span, names, now_ms).report
-            said = notices(connection, span, now_ms, bill)
-            notes = said + shared_notes(bill.shared)
-            if bill.has_no_price and view is View.amortized:
-                bill = read_before_prices(connection, span, names)
-                notes.append(no_price_note(span))
-            if currency:
-                try:
-                    bill, missing = convert_chargeback(connection, span, names, currency, now_ms)
-                except ValueError as error:
-                    refuse(f"--currency: {error}")
-                said, notes = said + missing, notes + missing
+            bill, said, notes = _read_bill(connection, span, names, view, currency, now_ms)
             if form is ChargebackFormat.focus:
                 _write_focus(connection, span, _owner_level(names), now_ms, focus_version, output)
             elif form is ChargebackFormat.beancount:
@@ -168,6 +156,26 @@ def chargeback(
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     end_with(bool(bill.unpriced), exit_code)
+
+
+def _read_bill(
+    connection: Connection, period: Period, names: tuple[str, ...], view: View, currency: str, now_ms: int
+) -> tuple[Report, list[str], list[str]]:
+    """The report, the notes that change how a number is read, and all notes."""
+    read = read_cash if view is View.cash else read_chargeback
+    bill = read(connection, period, names, now_ms).report
+    said = notices(connection, period, now_ms, bill)
+    notes = said + shared_notes(bill.shared)
+    if bill.has_no_price and view is View.amortized:
+        bill = read_before_prices(connection, period, names)
+        notes.append(no_price_note(period))
+    if currency:
+        try:
+            bill, missing = convert_chargeback(connection, period, names, currency, now_ms)
+        except ValueError as error:
+            refuse(f"--currency: {error}")
+        said, notes = said + missing, notes + missing
+    return bill, said, notes
 
 
 def _write_shares(

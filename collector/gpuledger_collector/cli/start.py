@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -107,15 +107,7 @@ def start(
     else:
         if not {days, token_file, ca_file} <= {None}:
             refuse("--days, --token-file and --ca-file are about a Prometheus; its address begins with http://")
-        usage_options = UsageOptions(
-            imports.pool_name(pool or "imported"),
-            imports.start_of_empty(empty_start),
-            imports.instants(any_instant=False),
-            imports.table_options(zone, dates, column),
-        )
-        if _HOST_PORT.fullmatch(source) and not Path(source).exists():
-            refuse(f"{source} is no file; the address of a Prometheus is http://{source}")
-        parsed = _read(Path(source), usage_options, skip_bad)
+        parsed = _read_file(source, pool, imports.start_of_empty(empty_start), (zone, dates, column), skip_bad)
         with open_session(dsn, config) as session:
             _start_file(session, Path(source), parsed, zone, _Asked(price, yes, dry_run))
     if serve and not dry_run:
@@ -188,6 +180,16 @@ def _rated(price: Price | None, new_rate: str) -> str:
 def _open_rows(rows: Sequence[UsageRow]) -> str:
     still = sum(row.end_ms is None for row in rows)
     return f", {still} without an end and billed up to now" if still else ""
+
+
+def _read_file(
+    source: str, pool: str | None, empty_start: int | str | None, reading: tuple[Any, Any, Any], skip_bad: bool
+) -> Parsed[UsageRow]:
+    """The workloads of the file that was named; `reading`: zone, order of dates and columns as they were given."""
+    if _HOST_PORT.fullmatch(source) and not Path(source).exists():
+        refuse(f"{source} is no file; the address of a Prometheus is http://{source}")
+    name, table = imports.pool_name(pool or "imported"), imports.table_options(*reading)
+    return _read(Path(source), UsageOptions(name, empty_start, imports.instants(any_instant=False), table), skip_bad)
 
 
 def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> Parsed[UsageRow]:
@@ -299,7 +301,9 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
         )
     if outcome.updated:
         return f" instead of the rate in force; {days_note(outcome)}"
-    return f"; {days_note(outcome)}" if outcome.added else ""
+    if outcome.days_to_recompute:
+        return f"; {days_note(outcome)}"
+    return " for usage without a rate of its own" if outcome.added else ""
 
 
 def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> None:

@@ -19,7 +19,12 @@ USABLE = ("held", "unallocated")
 
 
 def roll_up_period(database: Database, period: Period) -> None:
-    """Roll up the days of the period that were rated since, as the collector's job does, if any team has a share."""
+    """Roll up the days of the period that were rated since, as the collector's job does, if any team has a share.
+
+    A read replica has them as its primary rolled them up.
+    """
+    if database.standby:
+        return
     with database.connect() as connection:
         if not declarations.pool_shares(connection):
             return

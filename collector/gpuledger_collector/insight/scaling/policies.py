@@ -47,7 +47,7 @@ class PolicySetting:
         """Describe it for a person."""
         parts = [
             f"{self.quantile:.1%} quantile of the rise ({self.family})" if self.quantile is not None else "",
-            f"{self.extra_gpus:g} GPUs more" if self.extra_gpus else "",
+            f"{self.extra_gpus:g} GPU{'s' * (self.extra_gpus != 1)} more" if self.extra_gpus else "",
             f"{self.headroom:.0%} headroom" if self.headroom else "",
             f"hold for {self.hold_minutes} min" if self.hold_minutes else "",
         ]
