@@ -196,7 +196,7 @@ def _count(saving: Saving, charge: Charge) -> None:
 
 
 def _still_paid(sums: dict[str, Saving], accelerator: RatedAccelerator, piece: HourlyUsage, book: PriceBook) -> None:
-    price = book.price_at(accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, piece.start_ms)
+    price = accelerator.price_at(book, piece.start_ms)
     if price is None or price.purchase != "on_demand":
         return
     key = (accelerator.pool, accelerator.gpu_model, str(price.rate), piece.start_ms - piece.start_ms % HOUR_MS)

@@ -16,6 +16,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
+from gpuledger_collector.accounting.locations import NOWHERE, Locations
 from gpuledger_collector.accounting.period import Period
 
 PURCHASES = ("on_demand", "reserved", "owned", "spot")
@@ -138,10 +139,18 @@ class PriceBook:
     """
 
     def __init__(
-        self, prices: Iterable[Price], choices: Iterable[PurchaseChoice] = (), also_cut: Iterable[int] = ()
+        self,
+        prices: Iterable[Price],
+        choices: Iterable[PurchaseChoice] = (),
+        also_cut: Iterable[int] = (),
+        locations: Locations = NOWHERE,
     ) -> None:
-        """`also_cut`: instants at which something else that rating goes by begins or ends to hold, such as a rule."""
+        """`also_cut`: instants at which something else that rating goes by begins or ends to hold, such as a rule.
+
+        `locations` says in which region a pool stands. They change between days of the bill, so they cut no hour.
+        """
         self.prices = tuple(prices)
+        self.locations = locations
         # Choices apply in the order of the file; the first that holds wins, like rules.
         self.choices = tuple(sorted(choices, key=lambda choice: (choice.position, choice.id or 0)))
         edges = {price.effective_from_ms for price in self.prices}
@@ -162,7 +171,6 @@ class PriceBook:
         pool: str,
         gpu_model: str,
         node: str,
-        region: str,
         at_ms: int,
         purchase: str | None = None,
         tags: Mapping[str, str] | None = None,
@@ -173,6 +181,7 @@ class PriceBook:
         """
         if purchase is None and self.choices:
             purchase = self.purchase_at(pool, gpu_model, node, tags or {}, at_ms)
+        region = self.locations.region(pool, at_ms)
         key = (pool, gpu_model, node, region, purchase)
         timeline = self._timelines.get(key)
         if timeline is None:

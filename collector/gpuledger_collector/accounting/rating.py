@@ -39,14 +39,13 @@ class RatedAccelerator:
     pool: str
     gpu_model: str
     node: str
-    region: str = ""
     stranded: bool = False
     """It stands for the part of a board that lies in no MIG instance; its id is that of the first instance."""
     uuid: str = ""
 
     def price_at(self, book: PriceBook, at_ms: int) -> Price | None:
         """Find the rate in force for it at an instant."""
-        return book.price_at(self.pool, self.gpu_model, self.node, self.region, at_ms)
+        return book.price_at(self.pool, self.gpu_model, self.node, at_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +412,7 @@ def rate_imported(
         else imported_rating_intervals(usage, day, book, until_ms)
     )
     for interval in intervals:
-        price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", interval.start_ms, tags=tags)
+        price = book.price_at(usage.pool, usage.gpu_model, usage.node, interval.start_ms, tags=tags)
         # A count has no activity: all of its time is unknown, neither busy nor idle.
         whole_ns = rest_ns = gpu_ns(usage.gpu_micro, interval.ms)
         owner = owner_of(usage.workload_id, interval.start_ms, usage.attributes_id)

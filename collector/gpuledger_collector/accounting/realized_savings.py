@@ -145,7 +145,7 @@ def _rate(place: PricedPlace, day: Period, currency: str, book: PriceBook) -> Fr
             continue
         if place.unused:
             continue
-        price = book.price_at(place.pool, place.gpu_model, place.node, "", part.start_ms, place.purchase, tags)
+        price = book.price_at(place.pool, place.gpu_model, place.node, part.start_ms, place.purchase, tags)
         if price is None or price.currency != currency:
             return None
         nano_ms += rate_nano(price.rate) * part.ms

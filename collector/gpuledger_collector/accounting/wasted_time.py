@@ -87,13 +87,13 @@ def price_waste(place: AcceleratorPlace, wasted: Mapping[int, int], book: PriceB
     amount, currencies = 0, set[str]()
     priced = True
     for at_ms, quantity in sorted(wasted.items()):
-        price = book.price_at(place.pool, place.gpu_model, place.node, "", at_ms)
+        price = book.price_at(place.pool, place.gpu_model, place.node, at_ms)
         if price is None:
             priced = False
             continue
         currencies.add(price.currency)
         amount += cost_micro(quantity, price.rate)
-    current = book.price_at(place.pool, place.gpu_model, place.node, "", now_ms)
+    current = book.price_at(place.pool, place.gpu_model, place.node, now_ms)
     day = None if current is None else cost_micro(gpu_ns(place.gpu_micro, DAY_MS), current.rate)
     if not priced or len(currencies) > 1 or (current is not None and currencies - {current.currency}):
         return Waste(None, None, None, total)

@@ -14,8 +14,10 @@ from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import apply_declared, read_declared
+from gpuledger_collector.storage.billing import locations
 from gpuledger_collector.storage.billing.declarations import DeclarationRefused
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
+from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
 
@@ -35,9 +37,9 @@ def apply(
     """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; other rules are superseded,
-    never deleted. The same holds for [[adjustment]] (markups, discounts, tiers), [[budget]], [[shared_cost]],
-    [[share]], [[cost_center]], [[carbon]], [[recipient]], [[contact]], [[action]] and [[pool]] tables. Prices are added
-    as `import prices` does; credits and debits are booked once. The affected days are rated again.
+    never deleted. The same holds for [[adjustment]] (markups, discounts, tiers), [[location]], [[budget]],
+    [[shared_cost]], [[share]], [[cost_center]], [[carbon]], [[recipient]], [[contact]], [[action]] and [[pool]] tables.
+    Prices are added as `import prices` does; credits and debits are booked once. The affected days are rated again.
     """
     parsed = read_declared(file)
     for problem in in_order(parsed.problems):
@@ -48,6 +50,7 @@ def apply(
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
                 outcomes = apply_declared(connection, parsed, now())
+                warn_of_regions(connection)
         except DeclarationRefused as error:
             for problem in error.problems:
                 say(str(problem), error=True)
@@ -66,6 +69,17 @@ def days_note(outcome: ImportOutcome) -> str:
     """How many days of the bill a change affects."""
     days = outcome.days_to_recompute
     return f"{plural(days, 'day')} to rate again" if days else "no bill changes"
+
+
+def warn_of_regions(connection: Connection) -> None:
+    """Name regions of rates and commitments in which no pool stands: a typing error would be silent otherwise."""
+    for region in locations.unknown_regions(connection):
+        say(f"gpuledger: {no_pool_in(region)}", error=True)
+
+
+def no_pool_in(region: str) -> str:
+    """Say what a region without pools means."""
+    return f"no pool stands in region {region!r}: what names it matches nothing until a [[location]] does"
 
 
 def _counts(outcome: ImportOutcome) -> dict[str, int]:

@@ -56,7 +56,7 @@ from gpuledger_collector.services.chargeback import (
     read_chargeback,
 )
 from gpuledger_collector.services.fair_share import read_share_use, roll_up_period, share_notes
-from gpuledger_collector.storage.billing import cash, periods, providers
+from gpuledger_collector.storage.billing import cash, locations, periods, providers
 from gpuledger_collector.storage.billing.allocation import shares
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
 from gpuledger_collector.storage.ledger import reports, zones
@@ -326,6 +326,7 @@ def _write_focus(
         payments,
         providers.by_month(connection, period),
         notices_by_month(connection, period, now_ms),
+        locations.by_month(connection, period),
     )
     if output is not None and output.suffix == ".parquet":
         parquet.write(lines, output, parquet.focus_kinds(columns))

@@ -99,8 +99,8 @@ def _instants(start: str, end: str) -> Period:
 def config(output: options.Output = None, dsn: options.Dsn = None, settings_file: options.Config = None) -> None:
     """Write what is applied as a TOML file: `gpuledger apply` takes it back unchanged, here or in another ledger.
 
-    It holds rules, prices, commitments, budgets, shared costs, carbon intensities, the billing zone, notification rules
-    and pools. Rates of [[owned]] hardware are in it as the prices derived from them.
+    It holds rules, prices, locations, commitments, budgets, shared costs, carbon intensities, the billing zone,
+    notification rules and pools. Rates of [[owned]] hardware are in it as the prices derived from them.
     """
     require_folder(output)
     with open_database(dsn, settings_file) as database, database.transaction(read_only=True) as connection:

@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.accounting.problems import Problem, in_order
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.apply import days_note
+from gpuledger_collector.cli.apply import days_note, warn_of_regions
 from gpuledger_collector.cli.common import UNAVAILABLE, dry_run_note, new_app, refuse
 from gpuledger_collector.cli.progress import busy
 from gpuledger_collector.cli.session import Session, clock_ms, open_session
@@ -205,7 +205,9 @@ def prices(
         parsed.problems = price_book.currency_changes(connection, parsed.rows)
         refuse_bad(file, parsed, skip_bad)
         bad = {problem.source.rpartition(":")[0] for problem in parsed.problems}
-        return price_book.add(connection, [price for price in parsed.rows if price.source not in bad], now())
+        outcome = price_book.add(connection, [price for price in parsed.rows if price.source not in bad], now())
+        warn_of_regions(connection)
+        return outcome
 
     _write_file("prices", work, dsn, config, dry_run)
 

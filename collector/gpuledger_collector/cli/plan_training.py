@@ -50,7 +50,7 @@ from gpuledger_collector.insight.plans.training import (
     overhead,
 )
 from gpuledger_collector.insight.rates import GpuHourRate
-from gpuledger_collector.storage.billing import budgets, prices
+from gpuledger_collector.storage.billing import budgets, locations, prices
 from gpuledger_collector.storage.ledger import past_runs
 from gpuledger_collector.storage.ledger.past_runs import PastRun
 from gpuledger_collector.wiring import now
@@ -157,10 +157,10 @@ def _given_rate(text: str, currency: str) -> GpuHourRate:
 def _book_rate(gpu: str, pool: str, dsn: str | None, config: Path | None) -> GpuHourRate:
     """The rate in force now for this GPU model, by its short name or by a longer one that the book has."""
     with open_session(dsn, config) as session, session.database.transaction() as connection:
-        book = PriceBook(prices.current(connection))
+        book = PriceBook(prices.current(connection), locations=locations.current(connection))
     # Longer names first: the book may call an H100 `NVIDIA H100 80GB HBM3`, which the short name does not match.
     longer = sorted({price.gpu_model for price in book.prices if model_match(gpu, price.gpu_model) > 0})
-    candidates = (book.price_at(pool, name, "", "", session.now_ms) for name in (*longer, gpu))
+    candidates = (book.price_at(pool, name, "", session.now_ms) for name in (*longer, gpu))
     price = next((candidate for candidate in candidates if candidate is not None), None)
     if price is None:
         place = f"in pool {pool!r}" if pool else "outside pools (give --pool)"

@@ -13,13 +13,13 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.apply import days_note
+from gpuledger_collector.cli.apply import days_note, no_pool_in, warn_of_regions
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
 from gpuledger_collector.cli.output import Column, Row, emit, number
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.config.prices import DeclaredPrice
-from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.billing import commitments, locations, prices
 from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
 
@@ -54,7 +54,11 @@ def list_prices(
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         book = prices.current(connection)
         committed, choices = commitments.current(connection), commitments.choices(connection)
-    footer = [f"{plural(len(book), 'rate')}; an empty pool, model, region or node matches any"]
+        unknown = locations.unknown_regions(connection)
+    footer = [
+        f"{plural(len(book), 'rate')}; an empty pool, model, region or node matches any",
+        *map(no_pool_in, unknown),
+    ]
     if explain:
         footer += [*_derivations(book), *map(_commitment_line, committed), *map(_choice_line, choices)]
     emit(form, COLUMNS, [to_row(price) for price in book], footer)
@@ -129,7 +133,7 @@ def set_price(
     model: Annotated[str, Option("--model", help="Only for this GPU model (a name, or words of it).")] = "",
     purchase: Annotated[str, Option("--purchase", help="on_demand, spot, reserved or owned.")] = "on_demand",
     list_rate: Annotated[str, Option("--list-rate", help="List price per GPU-hour.")] = "",
-    region: Annotated[str, Option("--region", help="Refused: no accelerator has a region yet; name its pool.")] = "",
+    region: Annotated[str, Option("--region", help="Only for pools that [[location]] puts there.")] = "",
     node: Annotated[str, Option("--node", help="Only on this node.")] = "",
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
@@ -145,6 +149,7 @@ def set_price(
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
                 outcome = prices.add(connection, declared, now())
+                warn_of_regions(connection)
         except prices.CurrencyChanged as error:
             refuse("; ".join(f"--currency: {problem.message}" for problem in error.problems))
     verdict = "added" if outcome.added else "superseded the one before" if outcome.updated else "is the same as before"

@@ -51,6 +51,12 @@ def remediation(declared: Declarations, chosen: Settings, now_ms: int) -> Iterat
     yield from commitments(declared.commitments, now_ms)
     yield from messages(declared.recipients, chosen)
     yield from queues(declared.queues, now_ms)
+    for region in declared.unknown_regions:
+        yield bad(
+            "region",
+            f"rates or commitments name region {region}, and no pool stands there",
+            "declare where its pools stand ([[location]]), or correct the name",
+        )
     for pool in declared.acting:
         yield bad(
             "scaling",

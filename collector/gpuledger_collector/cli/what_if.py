@@ -18,7 +18,7 @@ from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.config.prices import read_prices
 from gpuledger_collector.services.what_if import DIMENSIONS
 from gpuledger_collector.services.what_if import what_if as rate_with
-from gpuledger_collector.storage.billing import commitments
+from gpuledger_collector.storage.billing import commitments, locations
 from gpuledger_collector.storage.ledger import reports
 from gpuledger_collector.storage.locks import Lock
 
@@ -50,7 +50,7 @@ def what_if(
         span = session.rated(asked)
         with session.database.transaction(Lock.LEDGER) as connection:
             charged = report(reports.charged_lines(connection, span, names), names)
-            book = PriceBook(parsed.rows, commitments.choices(connection))
+            book = PriceBook(parsed.rows, commitments.choices(connection), locations=locations.current(connection))
             other = report(rate_with(connection, span, book, session.now_ms, names), names)
     amounts = ("gpu_hours", "cost_now", "cost_then", "difference")
     columns = [*map(Column, names), Column("currency"), *map(number, amounts)]

@@ -304,15 +304,6 @@ def unique(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _no_region(value: object) -> str:
-    text = read_text(value)
-    if text:
-        # Neither agents nor the inventory give an accelerator a region: a rate would leave its time unpriced, and a
-        # commitment would be billed entirely as unused.
-        raise refusal("no_region", f"{text!r} matches nothing: no accelerator has a region yet; name its pool")
-    return ""
-
-
 Scalar = Annotated[str, PlainValidator(scalar)]
 Text = Annotated[str, PlainValidator(read_text)]
 Name = Annotated[str, PlainValidator(read_name)]
@@ -345,4 +336,3 @@ MicroAmount = Annotated[int, PlainValidator(_read_micro), PlainSerializer(_write
 """Money in micro-units, which files have in major units."""
 PositiveMicroAmount = Annotated[int, PlainValidator(_read_positive_micro), PlainSerializer(_write_micro)]
 Recipients = Annotated[tuple[Annotated[str, PlainValidator(_read_recipient)], ...], AfterValidator(unique)]
-NoRegion = Annotated[str, PlainValidator(_no_region)]

@@ -12,6 +12,7 @@ from gpuledger_collector.config import (
     bill_matches,
     budgets,
     cost_centers,
+    locations,
     money,
     notification_rules,
     pool_shares,
@@ -26,6 +27,7 @@ from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.storage.billing import adjustments as stored_adjustments
 from gpuledger_collector.storage.billing import bills, commitments, declarations
 from gpuledger_collector.storage.billing import budgets as stored_budgets
+from gpuledger_collector.storage.billing import locations as stored_locations
 from gpuledger_collector.storage.billing import prices as stored_prices
 from gpuledger_collector.storage.billing import providers as stored_providers
 from gpuledger_collector.storage.capacity import scaling as stored_pools
@@ -66,6 +68,7 @@ KINDS: Mapping[str, Kind] = {
     "purchase": Kind("choices of purchase", money.DeclaredPurchase, commitments.replace_choices, commitments.choices),
     "exchange": Kind("exchange rates", money.DeclaredExchangeRate, commitments.replace_exchange, commitments.exchange),
     "provider": Kind("providers", providers.DeclaredProvider, stored_providers.replace, stored_providers.current),
+    "location": Kind("locations", locations.DeclaredLocation, stored_locations.replace, stored_locations.declared),
     "rule": Kind("rules", DeclaredRule, rules.replace, rules.current),
     "budget": Kind("budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current),
     "adjustment": Kind(

@@ -59,7 +59,6 @@ from gpuledger_collector.config.fields import (
     HourInstant,
     MicroAmount,
     Name,
-    NoRegion,
     Rate,
     Text,
     after,
@@ -93,7 +92,7 @@ class DeclaredCommitment(_Place):
     currency: Currency
     starts_ms: HourInstant = Field(alias="starts")
     ends_ms: Annotated[HourInstant, after("starts_ms", "starts")] = Field(alias="ends")
-    region: NoRegion = ""
+    region: Text = ""
 
     value_type = Commitment
     identity = ("name",)
@@ -125,7 +124,7 @@ class DeclaredHardware(_Place):
     starts_ms: DatedInstant = Field(alias="starts")
     list_rate: Rate | None = None
     count: Annotated[int, whole(1, MAX_AMOUNT)] | None = None
-    region: NoRegion = ""
+    region: Text = ""
 
     identity = ("name",)
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gpuledger_collector.accounting.pricing import PURCHASES, Price
 from gpuledger_collector.config.csv_rows import Parsed, read_records
-from gpuledger_collector.config.fields import Currency, DatedInstant, EffectiveTo, Name, NoRegion, Rate, one_of
+from gpuledger_collector.config.fields import Currency, DatedInstant, EffectiveTo, Name, Rate, Text, one_of
 from gpuledger_collector.config.model import Declaration
 
 
@@ -24,13 +24,13 @@ class DeclaredPrice(Declaration):
     effective_from_ms: DatedInstant = Field(alias="effective_from")
     effective_to_ms: EffectiveTo = Field(None, alias="effective_to")
     list_rate: Rate | None = None
-    region: NoRegion = ""
+    region: Text = ""
     node: Name = ""
 
     value_type = Price
     blank_columns = ("pool", "gpu_model")
     # without the rate and the end: what makes two prices versions of one (`Price.identity`)
-    identity = ("pool", "gpu_model", "purchase", "node", "effective_from_ms")
+    identity = ("pool", "gpu_model", "purchase", "region", "node", "effective_from_ms")
     conflict = ("rate_per_gpu_hour", "line {line} gives the same price other values")
     may_repeat = True
 

@@ -27,6 +27,7 @@ from gpuledger_collector.accounting.chargeback import WASTED_STATES, SharedPart
 from gpuledger_collector.accounting.closing import billed_to, is_paid
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ExportedCharge
+from gpuledger_collector.accounting.locations import NOWHERE, Locations, PoolLocation
 from gpuledger_collector.accounting.money import MICRO, minor_digits, rate_nano, to_minor_units
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
@@ -119,14 +120,15 @@ class Notices:
 class Book:
     """The invoices of an export so far.
 
-    `closed` names the closed months, `providers` who provides which pool, by month, and `notices`
-    what changes how rows are read.
+    `closed` names the closed months, `providers` who provides which pool and `locations` where pools stand, by month,
+    and `notices` what changes how rows are read.
     """
 
     closed: Collection[str] = ()
     calendar: Calendar = UTC_DAYS
     providers: Mapping[str, Mapping[str, ProviderNames]] = field(default_factory=dict)
     notices: Mapping[str, Notices] = field(default_factory=dict)
+    locations: Mapping[str, Locations] = field(default_factory=dict)
     invoices: dict[Key, FocusInvoice] = field(default_factory=dict)
     _months: dict[int, str] = field(default_factory=dict)
     """The month of each instant that was asked for: the starts of the days of charges."""
@@ -145,6 +147,10 @@ class Book:
         declared = self.providers.get(self._month_of(at_ms), {})
         return declared.get(pool) or declared.get("") or issuer.names
 
+    def locations_of(self, booked_ms: int) -> Locations:
+        """Where pools stand, as declared for the month in which something is booked."""
+        return self.locations.get(self._month_of(booked_ms), NOWHERE)
+
     def _month_of(self, at_ms: int) -> str:
         month = self._months.get(at_ms)
         if month is None:
@@ -162,6 +168,7 @@ def lines(
     payments: Iterable[Purchase] = (),
     providers: Mapping[str, Mapping[str, ProviderNames]] | None = None,
     notices: Mapping[str, Notices] | None = None,
+    locations: Mapping[str, Locations] | None = None,
 ) -> Iterator[Row]:
     """Usage rows in the order of the charges, payments, shares, then one rounding row per invoice.
 
@@ -171,7 +178,7 @@ def lines(
     names the closed months: only their invoices have a number. A correction is billed in the month in which it is
     booked, for the day that it amends.
     """
-    book = Book(closed, calendar, providers or {}, notices or {})
+    book = Book(closed, calendar, providers or {}, notices or {}, locations or {})
     for _, row in usage_rows(charges, level, issuer, book):
         yield row
     yield from purchase_rows(payments, level, issuer, book)
@@ -238,6 +245,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
         "PricingQuantity": fixed(hours, 9),
         "PricingUnit": "GPU-Hours",
         **_terms(charge, hours),
+        **_place(_location(charge, book, booked_ms)),
         **({} if unused else _resource(exported)),
         "SkuId": _name(charge.gpu_model or "GPU"),
         "SkuMeter": "GPU time",
@@ -295,10 +303,9 @@ def _unit_prices(charge: Charge) -> tuple[int, int]:
 
 
 def _terms(charge: Charge, hours: int) -> Row:
-    """How it is priced and where: by a rate of the price book, or by a commitment."""
+    """How it is priced: by a rate of the price book, or by a commitment."""
     price, commitment = charge.price, charge.commitment
-    region = price.region if price is not None else commitment.region if commitment is not None else ""
-    terms = {"RegionId": _name(region), "RegionName": _name(region)}
+    terms: Row = {}
     model = charge.gpu_model or "GPU"
     # A rate in another currency is not the price of this row.
     if price is not None and price.currency == charge.currency:
@@ -319,11 +326,29 @@ def _terms(charge: Charge, hours: int) -> Row:
     return terms
 
 
+def _location(charge: Charge, book: Book, booked_ms: int) -> PoolLocation | None:
+    """Where the time of a charge was; what a commitment left unused was where it is for."""
+    locations = book.locations_of(booked_ms)
+    if charge.state == COMMITMENT_UNUSED and charge.commitment is not None:
+        return locations.of_purchase(charge.commitment.pool, charge.commitment.region, charge.day_ms)
+    return locations.at(charge.pool, charge.day_ms)
+
+
+def _place(location: PoolLocation | None) -> Row:
+    if location is None:
+        return {}
+    return {
+        "RegionId": _name(location.region),
+        "RegionName": _name(location.region_name or location.region),
+        "AvailabilityZone": _name(location.availability_zone),
+    }
+
+
 def purchase_rows(payments: Iterable[Purchase], level: str, issuer: Issuer, book: Book) -> Iterator[Row]:
     """A Purchase row for each payment: billed in full, and borne by the rows that it covers."""
     for payment in payments:
         source = payment.source
-        names = book.names(source.pool, payment.booked_ms, issuer)
+        names, locations = book.names(source.pool, payment.booked_ms, issuer), book.locations_of(payment.booked_ms)
         key, invoice = book.invoice(payment.booked_ms, source.currency, f"({PURCHASE})", names)
         cost = payment.micro * 10**12
         invoice.paid.micro += payment.micro
@@ -346,6 +371,7 @@ def purchase_rows(payments: Iterable[Purchase], level: str, issuer: Issuer, book
             "PricingCurrencyContractedUnitPrice": fixed(price, 9),
             "PricingCurrencyListUnitPrice": fixed(price, 9),
             **_purchase_terms(payment, quantity, unit),
+            **_place(locations.of_purchase(source.pool, source.region, payment.span.start_ms)),
             "Tags": flat_json({level: f"({PURCHASE})"}),
             "x_CostBasis": PURCHASE,
             "x_GpuModel": neutral(source.gpu_model),
@@ -377,8 +403,6 @@ def _purchase_description(payment: Purchase) -> str:
 def _purchase_terms(payment: Purchase, quantity: int, unit: str) -> Row:
     source = payment.source
     terms = {
-        "RegionId": neutral(source.region),
-        "RegionName": neutral(source.region),
         "SkuId": neutral(source.gpu_model or "GPU"),
         "SkuMeter": "Purchase",
         "SkuPriceId": neutral(f"{source.gpu_model or 'GPU'}/purchase/{source.name}"),

@@ -19,6 +19,7 @@ from itertools import groupby
 from gpuledger_collector.accounting.cash import Purchase
 from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.ledger import ExportedCharge
+from gpuledger_collector.accounting.locations import Locations
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_instant
 from gpuledger_collector.accounting.providers import ProviderNames
 from gpuledger_collector.accounting.usage import HELD
@@ -60,9 +61,10 @@ def lines(
     payments: Iterable[Purchase] = (),
     providers: Mapping[str, Mapping[str, ProviderNames]] | None = None,
     notices: Mapping[str, focus.Notices] | None = None,
+    locations: Mapping[str, Locations] | None = None,
 ) -> Iterator[focus.Row]:
     """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as `Unit.exported` gives them."""
-    book = focus.Book(closed, calendar, providers or {}, notices or {})
+    book = focus.Book(closed, calendar, providers or {}, notices or {}, locations or {})
     pairs = focus.usage_rows(charges, level, issuer, book)
     for (booked_ms, _), day in groupby(pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)):
         pairs_of_day = list(day)
@@ -86,11 +88,12 @@ def _renamed(row: focus.Row) -> focus.Row:
 
 def _split(day: Sequence[Pair]) -> None:
     """Fill in the Allocated columns of a day's rows, device by device and rate by rate."""
-    origins: dict[tuple[str, str, str], list[Pair]] = defaultdict(list)
+    origins: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for exported, row in day:
         if exported.accelerator_uuid is not None:
             device = exported.device_uuid or exported.accelerator_uuid
-            origins[device, row["SkuPriceId"], row.get("CommitmentDiscountId", "")].append((exported, row))
+            terms = (row["SkuPriceId"], row.get("CommitmentDiscountId", ""), row.get("RegionId", ""))
+            origins[device, *terms].append((exported, row))
     for (device, *_), pairs in origins.items():
         # A device used by one holder alone is not split; an instance of a device always is.
         if len(pairs) > 1 or pairs[0][0].accelerator_uuid != device:

@@ -166,14 +166,14 @@ def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> lis
     teams: dict[tuple[str, str], TeamSpending] = {}
     first_prices: dict[tuple[str, str, str], Price] = {}
     for use in usage:
-        price = book.price_at(use.pool, use.gpu_model, use.node, "", use.rating_interval_ms)
+        price = book.price_at(use.pool, use.gpu_model, use.node, use.rating_interval_ms)
         if price is None:
             continue
         place = use.pool, use.gpu_model, use.node
         # The series is judged at the first rates: a price change must not look like a change of usage.
         first_rate = float(first_prices.setdefault(place, price).rate)
         # Without a rate then, nothing has become dearer.
-        earlier = book.price_at(*place, "", use.rating_interval_ms - 3 * DAY_MS) or price
+        earlier = book.price_at(*place, use.rating_interval_ms - 3 * DAY_MS) or price
         name = owners.at(use.pool, use.node)(use.workload_id, use.rating_interval_ms, None).team
         team = teams.setdefault((name, price.currency), TeamSpending(name, price.currency))
         team.first_rates[place] = first_rate

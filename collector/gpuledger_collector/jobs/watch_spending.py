@@ -129,7 +129,7 @@ class SpendingWatch:
         book = price_book.current(connection)
         rates: dict[tuple[str, str], _SpendingRate] = {}
         for row in rows:
-            price = book.price_at(row.pool, row.gpu_model, row.node, "", at_ms)
+            price = book.price_at(row.pool, row.gpu_model, row.node, at_ms)
             if price is None:
                 continue
             key = (owners.at(row.pool, row.node)(row.workload_id, at_ms, None).team, price.currency)
@@ -241,7 +241,7 @@ def _costs(
     book = price_book.current(connection)
     quantities: dict[tuple[str, str, Decimal], int] = defaultdict(int)
     for row in rows:
-        price = book.price_at(row.pool, row.gpu_model, row.node, "", at_ms)
+        price = book.price_at(row.pool, row.gpu_model, row.node, at_ms)
         if price is not None:
             quantities[names[row.workload_id], row.gpu_model, price.rate] += gpu_ns(row.gpu_micro, row.held_ms[0])
     costs: dict[tuple[str, str], int] = defaultdict(int)

@@ -13,14 +13,19 @@ from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import ImportedUsage, imported_rating_intervals, present_ms
 from gpuledger_collector.accounting.usage import rating_intervals
 from gpuledger_collector.services.placements import RatedPlacement
-from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.billing import commitments, locations, prices
 from gpuledger_collector.storage.ledger import rules
 from gpuledger_collector.storage.locks import Connection
 
 
 def book_of(connection: Connection) -> PriceBook:
     """Read the price book in force with its purchase choices; it also cuts hours where attribution rules change."""
-    return PriceBook(prices.current(connection), commitments.choices(connection), edges_of(rules.current(connection)))
+    return PriceBook(
+        prices.current(connection),
+        commitments.choices(connection),
+        edges_of(rules.current(connection)),
+        locations.current(connection),
+    )
 
 
 def placed(
@@ -69,7 +74,7 @@ def cover_day(
                 pool=accelerator.pool,
                 gpu_model=accelerator.gpu_model,
                 node=accelerator.node,
-                region=accelerator.region,
+                region=book.locations.region(accelerator.pool, day.start_ms),
                 ns=ns,
                 name=accelerator.uuid,
             )
@@ -91,7 +96,7 @@ def cover_day(
                 pool=usage.pool,
                 gpu_model=usage.gpu_model,
                 node=usage.node,
-                region="",
+                region=book.locations.region(usage.pool, day.start_ms),
                 ns=ns,
                 name=usage.key,
             )

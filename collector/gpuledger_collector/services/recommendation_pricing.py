@@ -168,7 +168,7 @@ class PricedProposals:
         workload_ids = _workload_ids(proposal)
         kinds = {(each.pool, each.model) for each in window.holdings if each.workload_id in workload_ids}
         at_ms = self._observed.period.end_ms - 1
-        prices = [self._observed.book.price_at(*kind, "", "", at_ms) for kind in kinds]
+        prices = [self._observed.book.price_at(*kind, "", at_ms) for kind in kinds]
         return bool(prices) and not any(price is None or price.purchase in RENTED for price in prices)
 
     def _joint_energy(self) -> SavingRange:

@@ -57,7 +57,7 @@ def assess_services(database: Database, now_ms: int) -> list[ServiceReplicas]:
     assessed = []
     for (number, pool, model), (held, rows) in replicas.items():
         assessment = assess_service(count_replicas(rows, held))
-        price = book.price_at(pool, model, "", "", end_ms - 1)
+        price = book.price_at(pool, model, "", end_ms - 1)
         currency = None if price is None else price.currency
         day = None
         if price is not None and assessment.spare is not None:

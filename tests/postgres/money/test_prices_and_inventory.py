@@ -55,17 +55,6 @@ def test_bad_prices_are_all_named(run, written, fleet) -> None:
     assert fleet.rows("SELECT * FROM price") == []
 
 
-def test_a_rate_of_a_region_is_refused(run, written, fleet) -> None:
-    """No accelerator has a region: such a rate would match nothing, whichever way it comes."""
-    said = "'eu' matches nothing: no accelerator has a region yet; name its pool"
-    path = written("p.csv", BOOK + ",H100,on_demand,2,USD,2025-10-01,,,eu,\n")
-    code, _, err = run("import", "prices", path)
-    assert (code, err.splitlines()[0]) == (2, f"{path}:2:region: {said}")
-    code, _, err = run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01", "--region", "eu")
-    assert (code, err.strip().splitlines()[-1]) == (2, f"region {said}")
-    assert fleet.rows("SELECT * FROM price") == []
-
-
 def test_a_price_in_mid_hour_splits_that_hour(run, written, fleet, ledger) -> None:
     """A rate that begins inside an hour already folded makes that hour be folded again, and each part has its rate."""
     run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fakes.evidence import DAY, WHOLE, evidence, usage_interval
 from gpuledger_collector.accounting.ledger import check_conservation, summarize
+from gpuledger_collector.accounting.locations import Locations, PoolLocation
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range
@@ -41,7 +42,7 @@ def price(rate, *, start=0, end=None, number=1, currency="USD", **place):
         start,
         end,
         None,
-        "",
+        place.get("region", ""),
         place.get("node", ""),
     )
 
@@ -189,7 +190,7 @@ def test_hours_rated_together_are_hours_rated_one_by_one(start, length, gpu_micr
     assert together == rate_imported(usage, day, book, owner_of, until_ms)
     hours = imported_rating_intervals(usage, day, book, until_ms) if gpu_micro else []
     assert sum(charge.gpu_ns for charge in together) == sum(gpu_micro * hour.ms for hour in hours)
-    priced = [(hour, rate) for hour in hours if (rate := book.price_at("imported", "", "", "", hour.start_ms))]
+    priced = [(hour, rate) for hour in hours if (rate := book.price_at("imported", "", "", hour.start_ms))]
     assert sum(charge.cost_micro or 0 for charge in together) == sum(
         cost_micro(gpu_micro * hour.ms, rate.rate) for hour, rate in priced
     )
@@ -224,10 +225,18 @@ def test_an_open_end_is_billed_up_to_now():
         ([price("1", start=0), price("2", start=DAY.end_ms + 5)], "1"),
         ([price("1", purchase="spot"), price("2", purchase="on_demand")], "2"),
         ([price("1"), price("2", model="A100"), price("3", model="H10")], "1"),
+        ([price("1"), price("2", region="eu"), price("3", region="us")], "2"),
+        ([price("1", region="eu"), price("2", model="H100")], "2"),
+        ([price("1", model="H100"), price("2", model="H100", region="eu"), price("3", pool="other")], "2"),
+        ([price("1", region="eu", start=DAY.start_ms - 5), price("2", pool="default", start=0)], "2"),
     ],
 )
 def test_the_most_specific_latest_price_wins(prices, rate):
-    """Node before pool before model; an exact name before a word of it; later before earlier; models by whole words."""
-    found = PriceBook(prices).price_at("default", GPU.gpu_model, "n1", "", DAY.start_ms)
+    """Node before pool before model before region; an exact name before a word of it; later before earlier; models by
+    whole words.
+    """
+    places = Locations([PoolLocation("default", "eu"), PoolLocation("other", "us")])
+    found = PriceBook(prices, locations=places).price_at("default", GPU.gpu_model, "n1", DAY.start_ms)
     assert found.rate == Decimal(rate)
-    assert PriceBook(reversed(prices)).price_at("default", GPU.gpu_model, "n1", "", DAY.start_ms) == found
+    again = PriceBook(reversed(prices), locations=places)
+    assert again.price_at("default", GPU.gpu_model, "n1", DAY.start_ms) == found

@@ -71,7 +71,7 @@ def _rates(window: Window, pool: str, model: str, purchase: str | None, cheaper:
 
     `purchase` None: as the price book decides.
     """
-    price, rate = (window.book.price_at(pool, model, "", "", window.end_ms - 1, way) for way in (purchase, cheaper))
+    price, rate = (window.book.price_at(pool, model, "", window.end_ms - 1, way) for way in (purchase, cheaper))
     if price is None or rate is None or rate.currency != price.currency or rate.rate >= price.rate:
         return None
     return price, rate

@@ -140,7 +140,7 @@ class _SmallerGpu:
 def _measure_smaller(window: Window, holding: Holding) -> _SmallerGpu | None:
     sizing = measure_sizing(window, holding)
     # The rate at the end of the window: a proposal is about the future, not about prices that have ended.
-    price = window.book.price_at(holding.pool, holding.model, "", "", window.end_ms - 1)
+    price = window.book.price_at(holding.pool, holding.model, "", window.end_ms - 1)
     # A smaller GPU saves money only where the larger one stops being paid for.
     if sizing.spec is None or price is None or price.purchase not in RENTED:
         return None
@@ -166,7 +166,7 @@ def _measure_smaller(window: Window, holding: Holding) -> _SmallerGpu | None:
 
 def _cheaper_rate(window: Window, pool: str, spec: GpuSpec, price: Price) -> Price | None:
     """Rate of another model in the price book, if it is cheaper and purchased alike."""
-    rate = window.book.price_at(pool, spec.word.upper(), "", "", window.end_ms - 1, price.purchase)
+    rate = window.book.price_at(pool, spec.word.upper(), "", window.end_ms - 1, price.purchase)
     if rate is None or spec.word not in rate.gpu_model.lower():  # the book may answer with a rate for any model
         return None
     return rate if rate.currency == price.currency and rate.rate < price.rate else None

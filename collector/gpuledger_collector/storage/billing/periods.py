@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.closing import ClosedPeriod, Invoice
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
 
@@ -21,6 +22,16 @@ def closed(connection: Connection) -> list[ClosedPeriod]:
             "SELECT name, start_ms, end_ms, closed_ms, closed_by, lines, seal FROM billing_period ORDER BY start_ms"
         ).fetchall()
     return [ClosedPeriod(period=Period(row.pop("start_ms"), row.pop("end_ms")), **row) for row in rows]
+
+
+def declarations_at(connection: Connection, calendar: Calendar, period: Period) -> dict[str, dt.datetime | None]:
+    """Return as of when declarations count for each month of a period: its close; None: now."""
+    closed_ms = {month.name: month.closed_ms for month in closed(connection)}
+    names = {calendar.month_of(day.start_ms) for day in calendar.days(period)}
+    return {
+        name: dt.datetime.fromtimestamp(closed_ms[name] / 1000, dt.UTC) if name in closed_ms else None
+        for name in sorted(names)
+    }
 
 
 def marked(connection: Connection) -> list[Period]:

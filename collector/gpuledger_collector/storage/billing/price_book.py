@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from gpuledger_collector.accounting.pricing import PriceBook
-from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.billing import commitments, locations, prices
 from gpuledger_collector.storage.locks import Connection
 
 
 def current(connection: Connection) -> PriceBook:
     """Prices and purchase choices in force; hours are not cut where attribution rules change."""
-    return PriceBook(prices.current(connection), commitments.choices(connection))
+    return PriceBook(
+        prices.current(connection), commitments.choices(connection), locations=locations.current(connection)
+    )

@@ -33,12 +33,7 @@ def replace(connection: Connection, wanted: Sequence[PoolProvider], now: dt.date
 
 def by_month(connection: Connection, period: Period) -> Mapping[str, Mapping[str, ProviderNames]]:
     """The providers by pool of each month of a period; of a closed month those in force when it was closed."""
-    calendar = zones.calendar(connection)
-    closed = {month.name: month.closed_ms for month in periods.closed(connection)}
-    found: dict[str, Mapping[str, ProviderNames]] = {}
-    for day in calendar.days(period):
-        name = calendar.month_of(day.start_ms)
-        if name not in found:
-            at = None if name not in closed else dt.datetime.fromtimestamp(closed[name] / 1000, dt.UTC)
-            found[name] = {provider.pool: provider.names for provider in current(connection, at)}
-    return found
+    instants = periods.declarations_at(connection, zones.calendar(connection), period)
+    return {
+        name: {provider.pool: provider.names for provider in current(connection, at)} for name, at in instants.items()
+    }

@@ -165,7 +165,7 @@ def rate(connection: Connection, pool: str, at_ms: int) -> GpuHourRate | None:
     values = {"pool": pool, "at_ms": at_ms, "since": at_ms - 28 * DAY_MS}
     places = connection.execute(_PLACES, values).fetchall() or connection.execute(_COUNTED, values).fetchall()
     book = price_book.current(connection)
-    weighted = [(book.price_at(pool, model, node, "", at_ms), int(gpu_micro)) for model, node, gpu_micro in places]
+    weighted = [(book.price_at(pool, model, node, at_ms), int(gpu_micro)) for model, node, gpu_micro in places]
     priced = [(price.rate, price.currency, weight) for price, weight in weighted if price is not None]
     total = sum(weight for _, _, weight in priced)
     # A mean over priced parts only, or over two currencies, would be wrong without anybody noticing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.placement import RefusedClaim
+from gpuledger_collector.storage.billing import locations
 from gpuledger_collector.storage.ledger import claims
 from gpuledger_collector.storage.locks import Connection
 
@@ -54,6 +55,8 @@ class Declarations:
     """Pools in mode `act` without a rate in force."""
     disputed_ms: tuple[tuple[int, int], ...]
     """Open disputes, and the instant from which they need evidence."""
+    unknown_regions: tuple[str, ...]
+    """Regions of rates and commitments in which no pool stands."""
     versions: tuple[tuple[str, str], ...]
     """Nodes and the versions of their agents."""
 
@@ -86,6 +89,7 @@ def read_declarations(connection: Connection, now_ms: int, since_ms: int) -> Dec
         queues=tuple(rows("SELECT source, max(at_ms) FROM queue_reading GROUP BY 1 ORDER BY 1")),
         acting=tuple(pool for pool, _ in rows(acting, at=now_ms)),
         disputed_ms=tuple((int(number), start_ms) for number, start_ms in rows(open_disputes)),
+        unknown_regions=tuple(locations.unknown_regions(connection)),
         versions=_pairs(connection, versions, since=since_ms),
     )
 

@@ -330,6 +330,18 @@ table(
 )
 
 table(
+    "pool_location",
+    "Where pools stand: rows are superseded, never edited.",
+    identity(),
+    column("pool", TEXT, "empty: every pool that no other row names on a day", default=""),
+    *required(TEXT, "region"),
+    column("region_name", TEXT, "empty: the region", default=""),
+    *texts("availability_zone"),
+    *optional(sa.Date, "from_on", "to_on"),
+    *versioned(),
+)
+
+table(
     "bill_match",
     "Pool or node that a line of a provider's bill is about: the first match by position.",
     identity(),

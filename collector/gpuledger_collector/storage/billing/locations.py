@@ -1,0 +1,64 @@
+"""Where pools stand, in Postgres: superseded rather than edited."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as changed
+
+from gpuledger_collector.accounting.locations import Locations, PoolLocation
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.storage.billing import declarations, periods
+from gpuledger_collector.storage.billing.prices import mark_days_with_evidence
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
+from gpuledger_collector.storage.locks import Connection
+
+_COLUMNS = ("pool", "region", "region_name", "availability_zone", "from_on", "to_on")
+_NAMED_REGIONS = """SELECT region FROM price WHERE superseded_at IS NULL AND region <> ''
+    UNION SELECT region FROM commitment WHERE superseded_at IS NULL AND region <> ''"""
+
+
+def declared(connection: Connection, at: dt.datetime | None = None) -> list[PoolLocation]:
+    """Read the locations in force, now or at an instant, by pool."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM pool_location WHERE {declarations.IN_FORCE} "
+        "ORDER BY pool, from_on NULLS FIRST, id",
+        {"at": at},
+    )
+    return [PoolLocation(*row) for row in rows]
+
+
+def current(connection: Connection) -> Locations:
+    """Read where pools stand, as declared now."""
+    return Locations(declared(connection), zones.calendar(connection))
+
+
+def by_month(connection: Connection, period: Period) -> Mapping[str, Locations]:
+    """Where pools stand by month of a period; of a closed month as declared when it was closed."""
+    calendar = zones.calendar(connection)
+    instants = periods.declarations_at(connection, calendar, period)
+    return {name: Locations(declared(connection, at), calendar) for name, at in instants.items()}
+
+
+def replace(connection: Connection, wanted: Sequence[PoolLocation], now: dt.datetime) -> ImportOutcome:
+    """Replace the locations in force; days are rated again where a rate or a commitment names a region."""
+    before = declared(connection)
+    rows = [{name: getattr(location, name) for name in _COLUMNS} for location in wanted]
+    outcome = declarations.replace_rows(
+        connection, "pool_location", _COLUMNS, rows, declarations.after_closes(connection, now)
+    )
+    moved = set(before) ^ set(wanted)
+    if not moved or not connection.execute(_NAMED_REGIONS).fetchone():
+        return outcome
+    calendar, now_ms = zones.calendar(connection), int(now.timestamp() * 1000)
+    starts = [0 if location.from_on is None else calendar.start_of(location.from_on) for location in moved]
+    ends = [now_ms if location.to_on is None else calendar.start_of(location.to_on) for location in moved]
+    marked = mark_days_with_evidence(connection, min(starts), min(max(ends), now_ms))
+    return changed(outcome, days_to_recompute=marked)
+
+
+def unknown_regions(connection: Connection) -> list[str]:
+    """List regions that rates or commitments name, and in which no pool stands."""
+    known = {location.region for location in declared(connection)}
+    return sorted({region for (region,) in connection.execute(_NAMED_REGIONS)} - known)
