@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuledger_common.catalog import BY_NAME
-from gpuledger_common.dcgm_page import parse
+from gpuledger_common.profiles.library import DCGM, packaged_profile
+from gpuledger_common.profiles.page import read_lines, read_page
 
 FACTS = Path(__file__).with_suffix(".csv")
 CAPTURES = Path(__file__).resolve().parents[2] / "shared" / "data" / "captures"
@@ -275,7 +276,8 @@ def facts_of_xml(path: Path) -> Iterator[Fact]:
 
 def facts_of_page(path: Path) -> Iterator[Fact]:
     """What a dcgm-exporter page shows; DCGM prints 0 for a memory without a sensor."""
-    for one in parse(path.read_text(encoding="utf-8")).accelerators.values():
+    page = read_page(packaged_profile(DCGM), read_lines(path.read_text(encoding="utf-8")))
+    for one in page.accelerators.values():
         for metric, value in one.values.items():
             entry = BY_NAME[metric]
             if entry.tier.startswith("gpm") or (metric == "gpu_memory_temperature_celsius" and value == 0):

@@ -40,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
     common.add_argument("--source", choices=SOURCES, help="source of samples (default: nvml)")
-    common.add_argument("--target", metavar="URL|FILE", help="address or page of a dcgm-exporter; a recording")
+    common.add_argument("--target", metavar="URL|FILE", help="address or page of an exporter; a recording")
+    text = "profile of an exporter: a file, or an id of `gpuledger profiles list`"
+    common.add_argument("--profile", metavar="FILE|ID", help=f"{text} (default: the one that fits its page)")
     common.add_argument("--node", metavar="NAME", help="name of this node (default: its host name)")
 
     def add(execute: Command, text: str, example: str) -> argparse.ArgumentParser:
@@ -123,7 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def settings_of(given: argparse.Namespace) -> Settings:
     """Settings from file, environment and command line. Raises SettingsError."""
-    return load(given.config, os.environ, source=given.source, target=given.target, node=given.node)
+    return load(
+        given.config, os.environ, source=given.source, target=given.target, node=given.node, profile=given.profile
+    )
 
 
 def run_command(given: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, pack
 from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.meter import Meter, MeteredInterval
-from gpuledger_common.readings import Accelerator, Holders, Inventory, OwnerSource, Sample, Source
+from gpuledger_common.readings import Accelerator, ChangingSource, Holders, Inventory, OwnerSource, Sample, Source
 
 if TYPE_CHECKING:
     from gpuledger_agent.serving import CounterReader
@@ -103,6 +103,8 @@ class Sampler:
             replace(sample, values=self.counters.correct(sample.uuid, sample.values))
             for sample in self.source.read(tiers)
         ]
+        if isinstance(self.source, ChangingSource) and (inventory := self.source.take_changed()) is not None:
+            self.attached(inventory)
         observations = observe_holders(self.owners, self.latest.accelerators, samples, self._owner_failed)
         for sample in samples:
             instant_ms = at_ms(sample.monotonic_ns)

@@ -39,8 +39,9 @@ class Settings:
     """Every setting with its default. Durations are seconds."""
 
     node: str = _setting("", "name of this node; empty: its host name")
-    source: str = _setting("nvml", "nvml, dcgm, simulated or replay")
-    target: str = _setting("", "address or file for the sources dcgm and replay")
+    source: str = _setting("nvml", "nvml, exporter, dcgm, simulated or replay")
+    target: str = _setting("", "address or file for the sources exporter, dcgm and replay")
+    profile: str = _setting("", "profile of the source exporter: a file or an id; empty: the one that fits the page")
     pool: str = _setting("", "pool of this node's accelerators; empty: default")
     collector_url: str = _setting("http://127.0.0.1:8440", "address of the collector", reloads=True)
     token_file: Path | None = _setting(None, "file with this node's token", reloads=True)
@@ -184,7 +185,7 @@ def check(settings: Settings) -> list[str]:
         for name, choices in _CHOICES.items()
         if getattr(settings, name) not in choices
     ]
-    if settings.source in {"dcgm", "replay"} and not settings.target:
+    if settings.source in {"exporter", "dcgm", "replay"} and not settings.target:
         faults.append(f"target: source {settings.source} needs an address or a file")
     for name, minimum in _MIN_SECONDS.items():
         if not minimum <= getattr(settings, name) <= _MAX_SECONDS:
@@ -194,7 +195,7 @@ def check(settings: Settings) -> list[str]:
         faults.append("busy_threshold: must be 0 or more and below 1")
     if settings.spool_bytes < 1024 * 1024:
         faults.append("spool_bytes: must be 1048576 or more")
-    unknown = set(settings.owner_sources) - {*OWNER_SOURCES, "dcgm", "simulated"}
+    unknown = set(settings.owner_sources) - {*OWNER_SOURCES, "exporter", "dcgm", "simulated"}
     faults += [f"owners: {name!r} is not an owner source" for name in sorted(unknown)]
     faults += [
         f"extra_tiers: {name!r} is not gpm-opt or opt-in" for name in set(settings.extra) - {"gpm-opt", "opt-in"}

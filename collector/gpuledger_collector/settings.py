@@ -80,6 +80,7 @@ class Settings:
         37, "age of the oldest evidence that is accepted, imports aside; 0: any, for replays", least=37, or_zero=True
     )
     remote_write_samples_per_second: int = setting(200_000, "samples of a sender; a minute's burst passes; 0: any")
+    exporter_profiles: str = setting("", "files with exporter profiles of your own, separated by commas")
     remote_write_window_seconds: int = setting(3600, "how much older than its GPU's newest a scrape may be", least=1)
     remote_write_gap_seconds: int = setting(
         150, "longest interval between two scrapes that counts as seen", least=1, most=300
@@ -163,6 +164,11 @@ class Settings:
     def listen_port(self) -> int:
         """The port part of `listen`."""
         return int(self.listen.rpartition(":")[2])
+
+    @property
+    def profile_files(self) -> tuple[Path, ...]:
+        """The files of `exporter_profiles`."""
+        return tuple(Path(text.strip()).expanduser() for text in self.exporter_profiles.split(",") if text.strip())
 
     @property
     def on_loopback(self) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.batches.store import EnsurePartitions
     from gpuledger_collector.ingest.batches.validate import Accepted
     from gpuledger_collector.ingest.remote_write.metering import ScrapeMeter
+    from gpuledger_collector.ingest.remote_write.series import SeriesReader
     from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_collector.jobs.expire import RetentionDays
     from gpuledger_collector.jobs.notify_findings import MailWriters
@@ -187,6 +188,7 @@ def intakes(
     from gpuledger_collector.api.limits import Quota
     from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.batches.store import Store
+    from gpuledger_collector.ingest.remote_write.series import SeriesCache
     from gpuledger_collector.ingest.remote_write.store import RemoteStore
     from gpuledger_collector.storage.ledger import placements
 
@@ -222,8 +224,17 @@ def intakes(
     )
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
-    remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, writing.connect, clock, limits, on_flush), quota)
+    writers = GroupCommit(scrapes, writing.connect, clock, limits, on_flush)
+    remote = remote_write.RemoteIntake(intake, writers, quota, SeriesCache(series_reader(settings)))
     return intake, remote
+
+
+def series_reader(settings: Settings) -> SeriesReader:
+    """Reads series of exporters by the packaged profiles and those of the settings. Raises ProfileError."""
+    from gpuledger_collector.ingest.remote_write.series import SeriesReader
+    from gpuledger_common.profiles.library import all_profiles
+
+    return SeriesReader(all_profiles(settings.profile_files))
 
 
 def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:

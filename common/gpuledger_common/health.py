@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuledger_common.readings import Health
+from gpuledger_common.xids import meaning
 
 RECOVERY_ACTIONS = {
     1: "reset the GPU",
@@ -40,6 +41,14 @@ def verdict(evidence: Mapping[str, float | int]) -> Health:
         if evidence.get(name, 0) > 0:
             return Health("degraded", cause)
     return Health()
+
+
+def page_health(values: Mapping[str, float | int]) -> Health:
+    """Health by the counters and the last Xid; dcgm-exporter keeps an Xid until it restarts, so it only degrades."""
+    xid = int(values.get("gpu_last_xid", 0))
+    if xid and (known := meaning(xid)).severity == "critical":
+        return Health("degraded", f"Xid {xid} is the exporter's latest: {known.text}; {known.action}")
+    return verdict(values)
 
 
 def worse(first: Health, second: Health) -> Health:

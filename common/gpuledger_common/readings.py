@@ -1,6 +1,6 @@
 """The readings of a node at one instant: its accelerators, their samples and their holders.
 
-These immutable values are the interface between the sampler and every source (NVML, dcgm-exporter, a recording, a
+These immutable values are the interface between the sampler and every source (NVML, an exporter, a recording, a
 simulation) and owner source. A reading that a card does not give is *absent with a reason*, never 0 and never -1.
 """
 
@@ -141,6 +141,14 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Release every handle."""
+
+
+@runtime_checkable
+class ChangingSource(Protocol):
+    """A source whose accelerators may be others at each read, without being opened again."""
+
+    def take_changed(self) -> Inventory | None:
+        """The inventory, if the last read showed another one than before."""
 
 
 @runtime_checkable

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from fakes.agents import Agent
+from fakes.exporters import read as parse
 from fakes.nvml import stand_in
 from fakes.ports import free_port
 from fakes.sink import sink
-from gpuledger_common.dcgm_page import parse
 from gpuledger_common.exporter_names import families, render
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 

@@ -1,4 +1,4 @@
-"""Sources of samples: nvml, dcgm, simulated, replay."""
+"""Sources of samples: nvml, exporter (dcgm), simulated, replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuledger_common.readings import Source, SourceUnavailable
 if TYPE_CHECKING:
     from gpuledger_agent.settings import Settings
 
-SOURCES = ("nvml", "dcgm", "simulated", "replay")
+SOURCES = ("nvml", "exporter", "dcgm", "simulated", "replay")
 
 
 def open_source(settings: Settings, patient: bool = True) -> Source:
@@ -31,10 +31,12 @@ def open_source(settings: Settings, patient: bool = True) -> Source:
         raise SourceUnavailable(f"there is no source {name!r}; choose from {', '.join(SOURCES)}")
     if not settings.target:
         raise SourceUnavailable(f"source {name} needs --target: an address or a file")
-    if name == "dcgm":
-        from gpuledger_agent.sources.dcgm import DcgmSource
+    if name in {"exporter", "dcgm"}:
+        from gpuledger_agent.sources.exporter import ExporterSource
 
-        return DcgmSource(settings.target)
+        # `dcgm` is a way to say which profile is meant.
+        profile = "dcgm-exporter" if name == "dcgm" else settings.profile
+        return ExporterSource(settings.target, profile, settings.node_name, name)
     from gpuledger_agent.sources.replay import ReplaySource
 
     return ReplaySource(settings.target)

@@ -53,7 +53,7 @@ class RemoteIntake:
     def current_cache(self) -> SeriesCache:
         """The cache for the next request: a new one when the old is full."""
         if self.cache.is_full:
-            self.cache = SeriesCache()
+            self.cache = SeriesCache(self.cache.reader)
         return self.cache
 
     def close(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from gpuledger_collector import serving
+from gpuledger_collector import serving, wiring
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price
@@ -145,7 +145,7 @@ def _start_prometheus(
     now_ms = session.now_ms
     period = time_range(None, None, None, days or prometheus.DEFAULT_DAYS).resolve(session.calendar, now_ms)
     period = Period(period.start_ms, now_ms - prometheus.SETTLING_MS)
-    known = prometheus.look(api, period)
+    known = prometheus.look(api, period, wiring.series_reader(settings))
     _set_rate(session, asked, f"Import their usage of {plural(days or prometheus.DEFAULT_DAYS, 'day')}")
     if asked.dry_run:
         print(f"nothing was read{dry_run_note(asked.dry_run)}")

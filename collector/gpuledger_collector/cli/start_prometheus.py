@@ -18,6 +18,7 @@ from gpuledger_collector.cli.session import Session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.ingest.remote_write.history import History, Known, Past, read_known
 from gpuledger_collector.ingest.remote_write.prometheus_api import BadAddress, NoAnswer, PrometheusApi
+from gpuledger_collector.ingest.remote_write.series import SeriesCache, SeriesReader
 from gpuledger_collector.settings import Settings, read_secret
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.ledger import rules
@@ -70,11 +71,11 @@ def open_api(address: str, token_file: Path | None, ca_file: Path | None) -> Pro
     return PrometheusApi(address, token, context)
 
 
-def look(api: PrometheusApi, period: Period) -> Known:
+def look(api: PrometheusApi, period: Period, reader: SeriesReader) -> Known:
     """What the Prometheus knows of GPUs in a period, shown; refuses one that knows none."""
     try:
         with busy(f"asking {api.name}"):
-            known = read_known(api, period)
+            known = read_known(api, period, reader)
     except BadAddress as error:
         refuse(str(error))
     except NoAnswer as error:
@@ -84,7 +85,7 @@ def look(api: PrometheusApi, period: Period) -> Known:
     if not known.series:
         since = format_instant(period.start_ms)[:10]
         names = "DCGM_FI_DEV_GPU_UTIL and others"
-        refuse(f"{api.name} has no series of GPUs ({names}) since {since}: does it scrape a dcgm-exporter?")
+        refuse(f"{api.name} has no series of GPUs ({names}) since {since}: does it scrape an exporter that is known?")
     _show(api, known)
     return known
 
@@ -94,7 +95,7 @@ def _show(api: PrometheusApi, known: Known) -> None:
     accelerators = {series.accelerator.accelerator.uuid for _, series in known.series}
     holders = {(series.workload.kind, series.workload.id) for _, series in known.series if series.workload is not None}
     counts = [plural(len(accelerators), "GPU"), plural(len(nodes), "node"), plural(len(holders), "workload")]
-    say(f"{api.name}: {', '.join(counts)} by the labels of dcgm-exporter")
+    say(f"{api.name}: {', '.join(counts)} by the labels of their exporters")
     rows = []
     shown: set[str] = set()
     for label, meaning in MEANINGS.items():
@@ -121,7 +122,7 @@ def declare_teams(session: Session, known: Known, now: dt.datetime) -> None:
 
 def read_past(session: Session, settings: Settings, api: PrometheusApi, period: Period, now: dt.datetime) -> Past:
     """Bring the usage of a period into the ledger; refuses an address that stops answering."""
-    history = History(api, wiring.metering(settings))
+    history = History(api, wiring.metering(settings), SeriesCache(wiring.series_reader(settings)))
     try:
         with bar(f"reading {api.name}") as on_range:
             past = history.read(session.database, period, now, on_range)

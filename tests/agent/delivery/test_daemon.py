@@ -206,7 +206,7 @@ def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
     [
         (["run"], {"GPULEDGER_AGENT_NODDE": "x"}, 2, "the nearest one is GPULEDGER_AGENT_NODE"),
         (["run"], {"GPULEDGER_AGENT_SAMPLE_INTERVAL_S": "often"}, 2, "'often' is not a float"),
-        (["run"], {"GPULEDGER_AGENT_SOURCE": "nvidia"}, 2, "not one of nvml, dcgm"),
+        (["run"], {"GPULEDGER_AGENT_SOURCE": "nvidia"}, 2, "not one of nvml, exporter, dcgm"),
         (["run", "--source", "dcgm"], {}, 2, "needs an address or a file"),
         (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "collector:1"}, 2, "is not http"),
         (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "http://h:99999"}, 2, "is not http"),

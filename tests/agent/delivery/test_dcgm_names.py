@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from fakes.exporters import read as parse
 from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
-from gpuledger_common.dcgm_page import parse
 from gpuledger_common.exporter_names import families, render
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
@@ -31,7 +31,7 @@ def test_what_we_write_reads_back_as_it_was(node, vintage):
     for entry, (_, seen) in zip(inventory.accelerators, back.items(), strict=True):
         assert seen.accelerator.mig_instance == entry.mig_instance
         assert seen.accelerator.gpu_micro == entry.gpu_micro
-        assert (seen.node, seen.driver, seen.accelerator.model) == (node, "580.1", entry.model)
+        assert (seen.host, seen.driver, seen.accelerator.model) == (node, "580.1", entry.model)
         assert seen.values
         for name, value in seen.values.items():
             assert value == pytest.approx(samples[entry.uuid].values[name], rel=1e-5, abs=1e-6)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger_agent.sources.dcgm import DcgmSource
-from gpuledger_common.dcgm_page import page_health, parse
+from fakes.exporters import read as parse
+from gpuledger_agent.sources.exporter import ExporterSource
+from gpuledger_common.health import page_health
 from gpuledger_common.readings import SourceUnavailable
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "data" / "captures"
@@ -33,6 +34,10 @@ DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",h
 """
 
 
+def dcgm_source(target):
+    return ExporterSource(target, "dcgm-exporter", name="dcgm")
+
+
 def mig_line(name, instance, profile, value):
     return (
         f'{name}{{gpu="0",UUID="GPU-m",device="nvidia0",modelName="NVIDIA A100-SXM4-40GB",GPU_I_PROFILE="{profile}",'
@@ -50,14 +55,14 @@ def test_old_names_come_in_base_units():
     assert entry.values["gpu_energy_joules_total"] == 5.0
     assert entry.values["gpu_graphics_engine_active_ratio"] == 0.25
     assert "gpu_memory_temperature_celsius" not in entry.values
-    assert (entry.node, entry.driver, entry.accelerator.model) == ("n1", "580.1", "NVIDIA L4")
+    assert (entry.host, entry.driver, entry.accelerator.model) == ("n1", "580.1", "NVIDIA L4")
 
 
 def test_names_of_dcgm_4_6_mean_the_same():
     """The renamed fields and the lower-case label are the old ones under new names."""
     (entry,) = parse(NEW).accelerators.values()
     assert entry.values == {"gpu_power_watts": 31.5, "gpu_graphics_engine_active_ratio": 0.25}
-    assert entry.node == "n1"
+    assert entry.host == "n1"
 
 
 def test_base_unit_names_of_dcgm_4_7_are_taken_as_they_are():
@@ -65,7 +70,7 @@ def test_base_unit_names_of_dcgm_4_7_are_taken_as_they_are():
     (old,), (new,) = parse(OLD).accelerators.values(), parse(BASE).accelerators.values()
     assert len(new.values) == 4
     assert {name: old.values[name] for name in new.values} == new.values
-    assert (new.node, new.driver) == ("n1", "580.1")
+    assert (new.host, new.driver) == ("n1", "580.1")
 
 
 def test_a_percentage_under_the_ratios_name_is_a_percentage():
@@ -92,7 +97,7 @@ def test_pods_on_a_shared_gpu_hold_it_together_and_are_not_counted_twice(tmp_pat
     """A device metric repeated per pod is one reading; both pods are holders at equal weight."""
     path = tmp_path / "page.prom"
     path.write_text(OLD + OLD.replace("train-0", "train-1"))
-    source = DcgmSource(str(path))
+    source = dcgm_source(str(path))
     assert len(source.open().accelerators) == 1
     (sample,) = source.read(())
     assert sample.values["gpu_power_watts"] == 31.5
@@ -115,7 +120,7 @@ def test_the_exporters_word_on_broken_memory_is_heard(tmp_path):
     path = tmp_path / "page.prom"
     for name in ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ROW_REMAP_FAILED"):
         path.write_text(OLD + f'{name}{{gpu="0",UUID="GPU-a",modelName="NVIDIA L4"}} 1\n')
-        (sample,) = DcgmSource(str(path)).read(())
+        (sample,) = dcgm_source(str(path)).read(())
         assert (sample.health.status, sample.health.cause) == ("degraded", "a row of memory could not be remapped")
 
 
@@ -123,7 +128,7 @@ def test_stray_lines_are_passed_over_and_said(tmp_path):
     """A page with a title or elided labels is read, and the inventory says what was odd."""
     path = tmp_path / "page.prom"
     path.write_text("Active 1g.5gb\n\n" + OLD + 'DCGM_FI_DEV_ENC_UTIL{gpu="0",...,modelName="NVIDIA L4",...} 3\n')
-    source = DcgmSource(str(path))
+    source = dcgm_source(str(path))
     inventory = source.open()
     assert inventory.problems == ("1 line without a sample: skipped", "1 line with elided labels")
     assert source.read(())[0].values["gpu_encoder_utilization_ratio"] == pytest.approx(0.03)
@@ -134,8 +139,8 @@ def test_a_page_of_something_else_is_refused_with_a_sentence(tmp_path, text):
     """A page without GPUs is no dcgm-exporter's, and the sentence says so."""
     path = tmp_path / "page.prom"
     path.write_text(text)
-    with pytest.raises(SourceUnavailable, match="no line has a GPU's UUID"):
-        DcgmSource(str(path)).open()
+    with pytest.raises(SourceUnavailable, match="no line names a device"):
+        dcgm_source(str(path)).open()
 
 
 def test_an_exporter_is_read_over_http_and_may_be_away():
@@ -154,20 +159,20 @@ def test_an_exporter_is_read_over_http_and_may_be_away():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     try:
-        assert len(DcgmSource(address).open().accelerators) == 1
-        assert len(DcgmSource(address + "/metrics").open().accelerators) == 1
+        assert len(dcgm_source(address).open().accelerators) == 1
+        assert len(dcgm_source(address + "/metrics").open().accelerators) == 1
     finally:
         server.shutdown()
         server.server_close()
     with pytest.raises(SourceUnavailable, match="no answer"):
-        DcgmSource(address).open()
+        dcgm_source(address).open()
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="the captures of real cards (../shared) are not at hand")
 @pytest.mark.parametrize("name", sorted(path.name for path in CAPTURES.glob("*.prom")))
 def test_every_capture_of_a_real_exporter_goes_through(name):
     """Each real page gives accelerators with readings; MIG instances carry no board power."""
-    source = DcgmSource(str(CAPTURES / name))
+    source = dcgm_source(str(CAPTURES / name))
     inventory = source.open()
     samples = {sample.uuid: sample for sample in source.read(())}
     assert inventory.accelerators
@@ -182,7 +187,7 @@ def test_every_capture_of_a_real_exporter_goes_through(name):
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="the captures of real cards (../shared) are not at hand")
 def test_three_instances_of_a_real_a100_do_not_triple_its_power():
     """The capture whose naive sum is 348 W gives three accelerators, and no watt more than once."""
-    source = DcgmSource(str(CAPTURES / "fgo_dcgm_mig_Active_2_1g.5gb___2g.10gb.prom"))
+    source = dcgm_source(str(CAPTURES / "fgo_dcgm_mig_Active_2_1g.5gb___2g.10gb.prom"))
     assert sorted(entry.mig_instance for entry in source.open().accelerators) == ["1g.5gb/7", "1g.5gb/9", "2g.10gb/5"]
     assert sum(sample.values.get("gpu_power_watts", 0) for sample in source.read(())) == 0
 

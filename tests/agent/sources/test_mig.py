@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_common.dcgm_page import parse
+from fakes.exporters import read as parse
 from gpuledger_common.mig import fitted, measured_share, profile_share
 from gpuledger_common.readings import WHOLE_GPU, Accelerator
 

@@ -115,7 +115,7 @@ def test_a_prometheus_is_billed_in_one_command(run, fleet, tmp_path, monkeypatch
     with prometheus(tmp_path, open_metrics(two_gpus(first_s, end_s, turn_s, set(missing)))) as address:
         code, out, err = run("start", address, "--rate", "3.60", "--days", "1", "--yes")
         assert code == 0, err
-        assert f"{address}: 2 GPUs, 1 node, 1 workload by the labels of dcgm-exporter" in out
+        assert f"{address}: 2 GPUs, 1 node, 1 workload by the labels of their exporters" in out
         assert "rules: a pod's team is its label `team`, else its namespace" in out
         code, out, err = run("start", address, "--rate", "3.60", "--days", "5", "--yes")
         assert code == 0, err
@@ -169,7 +169,7 @@ def endpoint():
         ((200, "<html>a page</html>"), 2, "is no Prometheus: series answers 200 without its JSON"),
         ((404, "not found"), 2, "is no Prometheus: series answers 404 without its JSON"),
         ((200, '{"status":"success","data":[]}'), 2, "has no series of GPUs (DCGM_FI_DEV_GPU_UTIL and others) since"),
-        ((200, '{"status":"success","data":[{"__name__":"up"}]}'), 2, "does it scrape a dcgm-exporter?"),
+        ((200, '{"status":"success","data":[{"__name__":"up"}]}'), 2, "does it scrape an exporter"),
         ((400, '{"status":"error","error":"bad matcher"}'), 3, "answers 400: bad matcher"),
         ((500, "on fire"), 3, "answers 500: no reason given"),
         ((422, '{"status":"error","error":"too many samples"}'), 3, "answers 422: too many samples"),

@@ -32,6 +32,7 @@ from gpuledger_collector.ingest.remote_write.series import (
     SeriesCache,
     parse_labels,
 )
+from gpuledger_common.catalog import METRICS
 from gpuledger_common.serving_counters import exact_count
 
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
@@ -294,8 +295,11 @@ def _accept(
     """
     oldest_ms, now_ms = bounds_ms
     table = cache.table()
-    kind = table["kind"][series]
+    rows = table[series]
+    kind = rows["kind"]
     of_gpus, of_inference, is_bad = kind == ACCEPTED, kind == INFERENCE, kind == BAD
+    in_base_units = cache.base_values(rows, value)
+    is_outside = of_gpus & ((in_base_units < rows["low"]) | (in_base_units > rows["high"]))
     is_ours = of_gpus | of_inference
     is_possible = (at_ms >= EARLIEST_MS) & (at_ms <= now_ms + FUTURE_MS)
     # Compared by bits, because NaN never equals NaN.
@@ -311,8 +315,11 @@ def _accept(
         reasons.append(f"{int(is_late.sum())} counters are more than {LATEST_DAYS} days old")
     if is_aged.any():
         reasons.append(f"{int(is_aged.sum())} samples: each {too_old(oldest_ms)}")
+    if is_outside.any():
+        names = sorted({METRICS[number].name for number in rows["metric"][is_outside].tolist()})
+        reasons.append(f"{int(is_outside.sum())} values of {', '.join(names)} are outside the range of their profile")
     # Stale markers are neither written nor refused: they carry no reading.
-    accepted = of_gpus & is_possible & ~is_stale & ~is_aged
+    accepted = of_gpus & is_possible & ~is_stale & ~is_aged & ~is_outside
     counted = of_inference & is_possible & ~is_late & ~is_stale
     inference = tuple(
         (cache.inference[place], count, instant)
@@ -331,7 +338,7 @@ def _accept(
         at_ms[accepted],
         foreign=int((~is_ours & ~is_bad).sum()) + int(counted.sum()) - len(inference),
         stale=int((is_ours & is_possible & is_stale).sum()),
-        refusals=int((is_bad | is_aged | is_ours & ~is_possible | is_late & ~is_stale).sum()),
+        refusals=int((is_bad | is_aged | is_outside | is_ours & ~is_possible | is_late & ~is_stale).sum()),
         refused=tuple(reasons),
         # Roughly what the columns of a sample and their selections occupy in memory.
         size=size + 48 * len(series),

@@ -1,4 +1,4 @@
-"""The past of a fleet from a Prometheus that scraped its dcgm-exporters, as if it had been sent by remote write.
+"""The past of a fleet from a Prometheus that scraped its exporters, as if it had been sent by remote write.
 
 Raw samples are read range by range, interpreted like those of remote write, and metered by the same meter into the same
 slots. Reading a range again replaces its slots by the same usage; slots that remote write filled get the same usage
@@ -32,13 +32,13 @@ from gpuledger_collector.ingest.remote_write.series import (
     BadSeries,
     GpuSeries,
     SeriesCache,
-    interpret,
+    SeriesReader,
+    packaged_reader,
 )
 from gpuledger_collector.ingest.remote_write.store import SLOT_MS
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_common import dcgm_page
-from gpuledger_common.catalog import BY_NAME
+from gpuledger_common.health import page_health
 
 METRICS = ("gpu_utilization_ratio", *ACTIVITY_METRICS.values(), "gpu_memory_used_bytes")
 """What the meter reads, and memory, which every exporter shows of every device and MIG instance."""
@@ -48,15 +48,14 @@ _SMALL_SAMPLES = 100_000
 """An answer with fewer samples lets the next range be twice as long."""
 
 
-def field_names() -> list[str]:
-    """The names under which exporters of any vintage show these metrics."""
-    wanted = {BY_NAME[name] for name in METRICS}
-    fields = [name for metric in wanted for name in (metric.dcgm_field, metric.dcgm_field_46) if name]
-    fields += [name for name, metric in dcgm_page.BASE_UNIT_NAMES.items() if BY_NAME[metric] in wanted]
-    return sorted(fields)
-
-
-SELECTOR = any_of(field_names())
+def selector(reader: SeriesReader) -> str:
+    """A selector of the series under whose names exporters show these metrics, or describe their devices."""
+    names: set[str] = set()
+    for profile in reader.profiles:
+        plain = {name for name, families in profile.families.items() if any(f.metric.name in METRICS for f in families)}
+        plain |= {name for join in profile.joins for name in join.families}
+        names |= {prefix + name for prefix in ("", *profile.prefixes) for name in plain}
+    return any_of(sorted(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,15 @@ class Known:
     refused: Sequence[str]
 
 
-def read_known(api: PrometheusApi, period: Period) -> Known:
+def read_known(api: PrometheusApi, period: Period, reader: SeriesReader | None = None) -> Known:
     """The series of GPUs that have samples in a period; of its last part where they are too many for one answer.
 
     Raises BadAddress, NoAnswer.
     """
+    reader = reader or packaged_reader()
     while True:
         try:
-            found = api.series(SELECTOR, period)
+            found = api.series(selector(reader), period)
             break
         except TooLarge as error:
             if period.ms <= SLOT_MS:
@@ -84,7 +84,7 @@ def read_known(api: PrometheusApi, period: Period) -> Known:
     refused: dict[str, None] = {}
     for labels in found:
         try:
-            entry = interpret(sorted(labels.items()))
+            entry = reader.interpret(sorted(labels.items()))
         except BadSeries as bad:
             refused[str(bad)] = None
             continue
@@ -146,7 +146,7 @@ class History:
         while start_ms < whole.end_ms:
             asked = Period(start_ms, min(start_ms + length_ms, whole.end_ms))
             try:
-                series = self.api.samples(SELECTOR, asked)
+                series = self.api.samples(selector(self.cache.reader), asked)
             except TooLarge as error:
                 if length_ms <= SLOT_MS:
                     raise NoAnswer(f"{error}; even for five minutes of this fleet: send it by remote write") from error
@@ -159,7 +159,7 @@ class History:
 
     def _ask(self, period: Period) -> list[RawSeries]:
         try:
-            return self.api.samples(SELECTOR, period)
+            return self.api.samples(selector(self.cache.reader), period)
         except TooLarge as error:
             raise NoAnswer(f"{error}; even for {period.ms // 1000} seconds: send it by remote write") from error
 
@@ -173,7 +173,7 @@ class History:
             return scrapes
         joined = ScrapeRows.of(self.cache, [request])
         rows = joined.select(np.flatnonzero(~joined.divided()))
-        batches = rows.by_node(lambda _: dcgm_page.page_health({}))
+        batches = rows.by_node(lambda _: page_health({}))
         store = self.meter.store
         ids = store.ids.register(connection, batches, now)
         for record, at_ms, scrape in zip(rows.accelerators, rows.at_ms.tolist(), rows.scrapes(ids), strict=True):
@@ -190,7 +190,7 @@ class History:
     def _request(self, series: Sequence[RawSeries], asked: Period) -> WriteRequest:
         """The samples as those of a request of remote write."""
         if self.cache.is_full:
-            self.cache = SeriesCache()
+            self.cache = SeriesCache(self.cache.reader)
         indexes, values, instants = [], [], []
         for entry in series:
             labels = sorted(entry.metric.items())

@@ -31,8 +31,8 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker
-from gpuledger_common.dcgm_page import BY_POD, device_value
 from gpuledger_common.meter import Meter
+from gpuledger_common.profiles.pods import POD_SUMS, device_value
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 EPOCH = uuid.UUID("67707500-7265-6d6f-7465-777269746500")
@@ -85,7 +85,8 @@ class ScrapedEntities:
         if not attributes:
             return accelerator
         # Labels of several senders may contradict each other: the choice must not depend on who came first.
-        model, instance, share = min(attributes, key=lambda values: (values[0], values[1] or "", values[2]))
+        # Some series of a scrape name no model, beside others that do.
+        model, instance, share = min(attributes, key=lambda row: (not row[0], row[0], row[1] or "", row[2]))
         return replace(accelerator, model=model, mig_instance=instance, gpu_micro=share)
 
     def holders_in(self, scrape: Scrape) -> list[Workload]:
@@ -186,7 +187,7 @@ def meter_values(scrape: Scrape) -> dict[str, float]:
     activity = zip(ACTIVITY_METRICS.values(), scrape.activity, strict=True)
     values = {metric: value for metric, value in activity if value is not None}
     if scrape.utilization:
-        values[_UTILIZATION] = device_value(scrape.utilization.values(), BY_POD[_UTILIZATION])
+        values[_UTILIZATION] = device_value(scrape.utilization.values(), POD_SUMS[_UTILIZATION])
     return values
 
 

@@ -17,7 +17,7 @@ from gpuledger_collector.ingest.batches.validate import Accepted, AcceptedRecord
 from gpuledger_collector.ingest.remote_write.decode import WriteRequest
 from gpuledger_collector.ingest.remote_write.series import HOT_BIT, METRIC_NUMBER, NONE, SeriesCache
 from gpuledger_common.catalog import METRICS
-from gpuledger_common.dcgm_page import BLANK, BY_POD, device_value
+from gpuledger_common.profiles.pods import POD_SUMS, device_value
 from gpuledger_common.readings import Health
 from gpuledger_common.wire import WireAccelerator
 
@@ -89,12 +89,8 @@ class ScrapeRows:
     def of(cache: SeriesCache, requests: Sequence[WriteRequest]) -> ScrapeRows:
         """Join requests that share a cache."""
         table = cache.table()[np.concatenate([request.series for request in requests])]
-        value = np.concatenate([request.value for request in requests])
-        with np.errstate(invalid="ignore", over="ignore"):
-            # DCGM's blanks become NaN before scaling; NaN means absent from here on.
-            value = np.where(np.abs(value) < BLANK, value, np.nan) * table["factor"]
-        # One name meant a percentage in DCGM 4.6 and means a ratio since: only a percentage can exceed 1.
-        value = np.where(table["is_percent"] & (value > 1), value / 100, value)
+        # NaN means absent from here on.
+        value = cache.base_values(table, np.concatenate([request.value for request in requests]))
         at_ms = np.concatenate([request.at_ms for request in requests])
         # Different labels may describe the same accelerator: its first index stands for it.
         first_index: dict[str, int] = {}
@@ -105,15 +101,16 @@ class ScrapeRows:
         keys, first, row = np.unique(
             canonical[table["accelerator"]] << _INSTANT_BITS | at_ms, return_index=True, return_inverse=True
         )
+        row = row.reshape(len(value))
         return ScrapeRows(
             cache,
             np.repeat(np.arange(len(requests)), [request.samples for request in requests]),
-            row.reshape(len(value)),
+            row,
             table["metric"],
-            value,
+            _preferred(row, table, value),
             table["workload"],
             table["pod"],
-            table["accelerator"][first],
+            _with_model(cache, row, table["accelerator"], first),
             keys & (1 << _INSTANT_BITS) - 1,
         )
 
@@ -243,12 +240,12 @@ class ScrapeRows:
                 continue
             metric = METRICS[number]
             column = self._greatest(chosen)
-            if metric.name in BY_POD:
+            if metric.name in POD_SUMS:
                 for row, parts in self._by_pod(number).items():
                     # Several pods share the device: equal values repeat the device's, different ones are parts that add
                     # up.
                     if len(parts) > 1:
-                        column[row] = device_value(parts.values(), BY_POD[metric.name])
+                        column[row] = device_value(parts.values(), POD_SUMS[metric.name])
             columns[metric.name] = _as_kind(column, metric.column_kind)
         return SampleRows(accelerator_ids, self.at_ms, columns)
 
@@ -269,6 +266,31 @@ class ScrapeRows:
             accelerator=self.accelerator[rows],
             at_ms=self.at_ms[rows],
         )
+
+
+def _preferred(row: Array, table: Array, value: Array) -> Array:
+    """The values, NaN where a row has the metric from a family that the profile prefers."""
+    if not table["rank"].any():
+        return value
+    _, place = np.unique(row * len(METRICS) + table["metric"], return_inverse=True)
+    place = place.reshape(len(value))
+    best = np.full(len(value), np.iinfo("i1").max, dtype="i1")
+    is_read = ~np.isnan(value)
+    np.minimum.at(best, place[is_read], table["rank"][is_read])
+    return np.where(table["rank"] > best[place], np.nan, value)
+
+
+def _with_model(cache: SeriesCache, row: Array, accelerator: Array, first: Array) -> Array:
+    """The accelerator of each row: as a series with its model describes it, where only some of them name it."""
+    chosen = accelerator[first]
+    has_model = np.array([bool(entry.accelerator.model) for entry in cache.accelerators])
+    if has_model[chosen].all():
+        return chosen
+    # In reverse order, so that the first series of each row is written last.
+    named = np.flatnonzero(has_model[accelerator])[::-1]
+    better = chosen.copy()
+    better[row[named]] = accelerator[named]
+    return np.where(has_model[chosen], chosen, better)
 
 
 def _as_kind(column: Array, kind: str) -> Array:

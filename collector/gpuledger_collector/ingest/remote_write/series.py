@@ -1,9 +1,9 @@
 """Interpret series: of which accelerator, for whom, and which metric. Each is interpreted once and then cached.
 
-Names of dcgm-exporter (DCGM_FI_*) and of our agent (gpu_*) are accepted, and counters of inference servers; every other
-series is *foreign*: it is cached and ignored. Prometheus adds labels of its own. Where they clash with the exporter's,
-the exporter's get the prefix `exported_`, and the plain name belongs to the pod of the exporter itself, which holds no
-GPU.
+Names of exporters (by the profiles of `gpuledger_common.profiles`) and of our agent (gpu_*) are accepted, and counters
+of inference servers; every other series is *foreign*: it is cached and ignored. Prometheus adds labels of its own.
+Where they clash with the exporter's, the exporter's get the prefix `exported_`, and the plain name belongs to the pod
+of the exporter itself, which holds no GPU.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.validate import bad_text, check_accelerator, check_workload
 from gpuledger_collector.ingest.remote_write.inference_counters import InferenceSeries, inference_series
 from gpuledger_collector.ingest.remote_write.messages import ONE
-from gpuledger_common import dcgm_page as dcgm
 from gpuledger_common.catalog import BY_NAME, HOT, METRICS
 from gpuledger_common.metrics import Metric
+from gpuledger_common.profiles.library import all_profiles
+from gpuledger_common.profiles.model import OwnerRule, Profile, ValueRule
+from gpuledger_common.profiles.series import Described, Uncounted, derived_labels, describe, owner_of
 from gpuledger_common.readings import Accelerator, Workload
 from gpuledger_common.serving_counters import ENGINES
 from gpuledger_common.wire import WireAccelerator, WireWorkload
@@ -32,6 +34,7 @@ MAX_NAME = 1024
 MAX_VALUE = 4096
 MAX_SERIES = 600_000
 MAX_KEYS_BYTES = 384 * 1024 * 1024
+MAX_NAMES = 10_000
 SERIES_BYTES = 200
 """Memory of a cached series besides its key."""
 FOREIGN, BAD, ACCEPTED, INFERENCE = 0, 1, 2, 3
@@ -40,7 +43,14 @@ METRIC_NUMBER = {metric.name: number for number, metric in enumerate(METRICS)}
 HOT_BIT = {metric.name: bit for bit, metric in enumerate(HOT)}
 OWNER_LABELS = ("org", "team", "project", "experiment", "run")
 """Labels that attribute a workload: the levels of the owner tree."""
-_EXPORTER = "dcgm-exporter"
+INFERENCE_OWNER = OwnerRule(
+    pod=("pod", "pod_name"),
+    namespace=("namespace", "pod_namespace"),
+    container=("container", "container_name"),
+    job=("hpc_job",),
+    own_pods=("dcgm-exporter",),
+)
+"""Labels that name the workload of an inference server."""
 _ROW = np.dtype(
     [
         ("kind", "i1"),
@@ -48,6 +58,12 @@ _ROW = np.dtype(
         ("metric", "<i2"),
         ("factor", "<f8"),
         ("is_percent", "?"),
+        ("is_zero_absent", "?"),
+        ("absent_above", "<f8"),
+        ("low", "<f8"),
+        ("high", "<f8"),
+        ("sentinels", "<i4"),
+        ("rank", "i1"),
         ("workload", "<i4"),
         ("pod", "<i4"),
     ]
@@ -72,17 +88,61 @@ class GpuSeries:
 
     accelerator: NodeAccelerator
     metric: Metric | None
-    factor: float
-    is_percent: bool
-    """Whether the name may carry either a percentage or a ratio; see `dcgm.PERCENT_UNDER_A_RATIO_NAME`."""
+    rule: ValueRule
+    rank: int
+    """Order of preference of the families that give a metric; the first that is present counts."""
     workload: WireWorkload | None
     pod: str
+    """The pod for metrics that exporters split over the pods of a device; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesReader:
+    """Interprets series by the agent's names and by profiles."""
+
+    profiles: tuple[Profile, ...]
+    _by_name: dict[str, tuple[tuple[Profile, str], ...]] = field(default_factory=dict)
+    """Profiles of a name, with its family in each, for the names that were looked up."""
+
+    def interpret(self, labels: list[tuple[str, str]]) -> GpuSeries | InferenceSeries | None:
+        """Interpret a series; None for a foreign one. Raises BadSeries."""
+        by_name = check_labels(labels)
+        name = by_name["__name__"]
+        # Series of a MIG instance on our agent's page do not name its device, so they are foreign.
+        if name in BY_NAME and by_name.get("uuid") and by_name.get("node"):
+            return None if by_name.get("mig_instance") else _interpret_agent(BY_NAME[name], by_name)
+        found = {
+            profile.id: series
+            for profile, family in self._candidates(name)
+            if (series := _by_profile(profile, family, by_name)) is not None
+        }
+        if len(found) > 1:
+            raise BadSeries(f"{name} is understood by several profiles: {' and '.join(found)}")
+        if found:
+            return next(iter(found.values()))
+        return inference_series(name, by_name, owner_of(INFERENCE_OWNER, by_name)) if name in ENGINES else None
+
+    def _candidates(self, name: str) -> tuple[tuple[Profile, str], ...]:
+        known = self._by_name.get(name)
+        if known is None:
+            plain = [(profile, profile.plain_name(name)) for profile in self.profiles]
+            known = tuple((profile, family) for profile, family in plain if family is not None)
+            # Bounded: a sender may make up any number of names.
+            if len(self._by_name) < MAX_NAMES:
+                self._by_name[name] = known
+        return known
+
+
+def packaged_reader() -> SeriesReader:
+    """A reader of the packaged profiles."""
+    return SeriesReader(all_profiles())
 
 
 @dataclass(slots=True)
 class SeriesCache:
     """All series seen so far by index, interpreted, as columns. It only grows; a full cache is replaced."""
 
+    reader: SeriesReader = field(default_factory=packaged_reader)
     indexes: dict[Hashable, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     """Why a bad series is refused, by index."""
@@ -90,6 +150,8 @@ class SeriesCache:
     workloads: list[WireWorkload] = field(default_factory=list)
     pods: list[str] = field(default_factory=list)
     inference: list[InferenceSeries] = field(default_factory=list)
+    sentinels: list[tuple[float, ...]] = field(default_factory=list)
+    """Sets of values that mean a failed read."""
     key_bytes: int = 0
     _places: dict[Hashable, int] = field(default_factory=dict)
     _rows: list[tuple[object, ...]] = field(default_factory=list)
@@ -121,9 +183,9 @@ class SeriesCache:
             try:
                 if isinstance(labels, BadSeries):
                     raise labels
-                self._rows.append(self._row(interpret(labels)))
+                self._rows.append(self._row(self.reader.interpret(labels)))
             except BadSeries as bad:
-                self._rows.append((BAD, NONE, NONE, 1.0, False, NONE, NONE))
+                self._rows.append(_blank_row(BAD))
                 self.reasons[index] = str(bad)
             # Bad series are cached as well: a sender repeats them with every scrape.
             self.indexes[key] = index
@@ -132,19 +194,37 @@ class SeriesCache:
 
     def _row(self, series: GpuSeries | InferenceSeries | None) -> tuple[object, ...]:
         if series is None:
-            return FOREIGN, NONE, NONE, 1.0, False, NONE, NONE
+            return _blank_row(FOREIGN)
         if isinstance(series, InferenceSeries):
-            return INFERENCE, NONE, NONE, 1.0, False, self._place(self.inference, series, series), NONE
-        workload = series.workload
+            return _blank_row(INFERENCE, self._place(self.inference, series, series))
+        workload, rule = series.workload, series.rule
         return (
             ACCEPTED,
             self._place(self.accelerators, series.accelerator, msgspec.json.encode(series.accelerator)),
             NONE if series.metric is None else METRIC_NUMBER[series.metric.name],
-            series.factor,
-            series.is_percent,
+            rule.scale,
+            rule.is_percent_above_one,
+            rule.is_zero_absent,
+            rule.absent_above,
+            rule.low,
+            rule.high,
+            self._place(self.sentinels, rule.absent, rule.absent) if rule.absent else NONE,
+            series.rank,
             NONE if workload is None else self._place(self.workloads, workload, msgspec.json.encode(workload)),
             self._place(self.pods, series.pod, series.pod),
         )
+
+    def base_values(self, rows: Array, raw: Array) -> Array:
+        """Values in base units, of series by their rows of the table; NaN where the exporter has none."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_there = (np.abs(raw) < rows["absent_above"]) & ~(rows["is_zero_absent"] & (raw == 0))
+            for number in np.unique(rows["sentinels"]).tolist():
+                if number != NONE:
+                    is_there &= (rows["sentinels"] != number) | ~np.isin(raw, self.sentinels[number])
+            value = np.where(is_there, raw, np.nan) * rows["factor"]
+            # One name meant a percentage in some versions and means a ratio in others: only a percentage can exceed 1.
+            scaled: Array = np.where(rows["is_percent"] & (value > 1), value / 100, value)
+            return scaled
 
     def _place(self, items: list[Any], item: object, name: Hashable) -> int:
         # One dictionary serves several lists, each identified by its id.
@@ -153,6 +233,10 @@ class SeriesCache:
             place = self._places[id(items), name] = len(items)
             items.append(item)
         return place
+
+
+def _blank_row(kind: int, workload: int = NONE) -> tuple[object, ...]:
+    return kind, NONE, NONE, 1.0, False, False, np.inf, -np.inf, np.inf, NONE, 0, workload, NONE
 
 
 def parse_labels(parts: list[bytes]) -> list[tuple[str, str]]:
@@ -184,46 +268,36 @@ def check_labels(labels: list[tuple[str, str]]) -> dict[str, str]:
     return by_name
 
 
-def interpret(labels: list[tuple[str, str]]) -> GpuSeries | InferenceSeries | None:
-    """Interpret a series; None for a foreign one. Raises BadSeries."""
-    by_name = check_labels(labels)
-    name = by_name["__name__"]
-    if name.startswith("DCGM_FI_"):
-        return _interpret_dcgm(name, by_name)
-    # Series of a MIG instance on our agent's page do not name its device, so they are foreign.
-    if name.startswith("gpu_") and not by_name.get("mig_instance"):
-        return _interpret_agent(name, by_name)
-    return inference_series(name, by_name, find_owner(by_name)) if name in ENGINES else None
-
-
-def _interpret_dcgm(name: str, labels: Mapping[str, str]) -> GpuSeries | None:
-    device = labels.get("UUID") or labels.get("gpu_uuid") or labels.get("uuid") or ""
-    if not device:
+def _by_profile(profile: Profile, family: str, labels: Mapping[str, str]) -> GpuSeries | None:
+    """A series by a profile; None where it is not understood. Raises BadSeries."""
+    labels = derived_labels(profile, labels)
+    try:
+        described = describe(profile, family, labels, target_host(labels))
+    except Uncounted as error:
+        raise BadSeries(str(error)) from error
+    # The share of a part that is a value, not a label, is known on a whole page only: an agent reads those.
+    if described is None or not described.accelerator.gpu_micro:
         return None
-    accelerator = dcgm.accelerator_of(device, labels)
-    metric = dcgm.metric_of(name)
-    # The exporter repeats readings of the board on the lines of its instances, where they belong to none of them.
-    if metric is not None and accelerator.mig_instance is not None and "MIG" not in metric.scopes:
-        metric = None
-    owner = find_owner(labels)
+    # Values that are added up may come in several requests, so no part of them is ever taken for the sum.
+    entry = next((entry for entry in described.families if entry.combine != "sum"), None)
+    owner = described.owner
     return GpuSeries(
-        _on_node(find_node(labels), accelerator),
-        metric,
-        1.0 if metric is None else dcgm.factor_of(metric, name),
-        name == dcgm.PERCENT_UNDER_A_RATIO_NAME,
-        None if owner is None else _as_wire(owner, labels),
-        "" if owner is None else owner.id,
+        _on_node(described.host or fallback_host(profile, labels), described.accelerator),
+        None if entry is None else entry.metric,
+        ValueRule() if entry is None else entry.rule,
+        0 if entry is None else entry.rank,
+        _as_wire(owner, labels) if owner is not None else _labeled_holder(profile, described, labels),
+        owner.id if owner is not None and entry is not None and entry.combine == "pods" else "",
     )
 
 
-def _interpret_agent(name: str, labels: Mapping[str, str]) -> GpuSeries | None:
-    metric = BY_NAME.get(name)
-    if metric is None or not labels.get("uuid") or not labels.get("node") or "GPU" not in metric.scopes:
+def _interpret_agent(metric: Metric, labels: Mapping[str, str]) -> GpuSeries | None:
+    if "GPU" not in metric.scopes:
         return None
     digits = labels.get("gpu", "")
     index = int(digits) if digits.isdecimal() else 0
     accelerator = Accelerator(labels["uuid"], labels["uuid"], index, labels.get("model", ""))
-    return GpuSeries(_on_node(labels["node"], accelerator), metric, 1.0, False, None, "")
+    return GpuSeries(_on_node(labels["node"], accelerator), metric, ValueRule(), 0, None, "")
 
 
 def _on_node(node: str, accelerator: Accelerator) -> NodeAccelerator:
@@ -245,24 +319,22 @@ def _on_node(node: str, accelerator: Accelerator) -> NodeAccelerator:
     return NodeAccelerator(node, wire)
 
 
-def find_node(labels: Mapping[str, str]) -> str:
-    """The node by the exporter's labels, else by those of Prometheus."""
-    for name in ("Hostname", "hostname", "node"):
-        if labels.get(name):
-            return labels[name]
-    # `instance` is HOST:PORT of the scrape target.
-    return labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
+def target_host(labels: Mapping[str, str]) -> str:
+    """The node by the labels of Prometheus: `node`, or the host of the scrape target."""
+    # `instance` is HOST:PORT.
+    return labels.get("node") or labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
 
 
-def find_owner(labels: Mapping[str, str]) -> Workload | None:
-    """The holder of the accelerator by these labels; the exporter's own pod holds nothing."""
-    plain = labels
-    # With honor_labels off, Prometheus keeps the exporter's own pod under the plain names and renames the holder's.
-    if labels.get("exported_pod"):
-        renamed = {name: labels.get(f"exported_{name}", "") for name in ("pod", "namespace", "container")}
-        plain = {**labels, **renamed}
-    owner = dcgm.owner_of(plain)
-    return None if owner is not None and _EXPORTER in (owner.name or "") else owner
+def fallback_host(profile: Profile, labels: Mapping[str, str]) -> str:
+    """The id of the exporter's container, where no label has a better name."""
+    return next((value for name in profile.device.hosts if (value := labels.get(name))), "")
+
+
+def _labeled_holder(profile: Profile, described: Described, labels: Mapping[str, str]) -> WireWorkload | None:
+    """The holder by labels such as `team` that people add, of an exporter that names no owners itself."""
+    if profile.owner.pod or profile.owner.job or not any(labels.get(level) for level in OWNER_LABELS):
+        return None
+    return _as_wire(Workload(f"{described.host} {described.accelerator.uuid}".strip(), "static"), labels)
 
 
 def _as_wire(owner: Workload, labels: Mapping[str, str]) -> WireWorkload:

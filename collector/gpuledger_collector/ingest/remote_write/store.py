@@ -30,8 +30,7 @@ from gpuledger_collector.ingest.remote_write.scrapes import (
     select_new_readings,
 )
 from gpuledger_collector.ingest.remote_write.series import METRIC_NUMBER, SeriesCache
-from gpuledger_common.dcgm_page import page_health
-from gpuledger_common.health import EVIDENCE
+from gpuledger_common.health import EVIDENCE, page_health
 
 SLOT_MS = 300_000
 """The unit of time in which usage intervals are recomputed from scrapes."""

@@ -1,0 +1,285 @@
+"""Read an exporter's page by a profile: its accelerators with their readings, holders and health.
+
+A reading that is repeated (for each pod that shares a device, for each part of it) is counted once. Parts are
+accelerators of their own and get only what is measured of a part; the shares of the parts of a device never add up to
+more than the device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuledger_common.health import page_health
+from gpuledger_common.mig import fitted
+from gpuledger_common.plurals import plural
+from gpuledger_common.profiles.model import Family, Profile, ValueRule
+from gpuledger_common.profiles.pods import POD_SUMS, device_value
+from gpuledger_common.profiles.series import Described, Uncounted, derived_labels, describe
+from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Workload
+
+_LINE = re.compile(r"^[A-Za-z_:][\w:]*(\{.*\})?[ \t]+[-+]?(\d[\d.eE+-]*|NaN|nan|\+?Inf)([ \t]+\d+)?\s*$")
+_ELISION = re.compile(r",?\s*\.\.\.\s*(?=[,}])")
+MAX_REASONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PageSample:
+    """A line: its family without a prefix, its labels with the joined and derived ones, and its value."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass
+class PageAccelerator:
+    """One accelerator of a page: its identity, its values, and the workloads that its lines name."""
+
+    accelerator: Accelerator
+    host: str
+    driver: str | None = None
+    values: dict[str, float | int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why values were refused, by metric."""
+    owners: dict[tuple[str, str], Workload] = field(default_factory=dict)
+    causes: list[str] = field(default_factory=list)
+    """Why it is not well, by the exporter."""
+    share: int = 0
+    amounts: dict[str, float] = field(default_factory=dict)
+    """What a part has, or a device, of that by which shares are measured."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    by_pod: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def health(self) -> Health:
+        """Its health by its readings, or by what the exporter says."""
+        verdict = page_health(self.values)
+        return Health("degraded", self.causes[0]) if verdict.status == "ok" and self.causes else verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that was read: accelerators by uuid, messages about what is odd, and the number of refused values."""
+
+    profile: Profile
+    accelerators: Mapping[str, PageAccelerator]
+    problems: tuple[str, ...]
+    refused: int = 0
+
+    @property
+    def hosts(self) -> set[str]:
+        """The hosts that its lines name."""
+        return {entry.host for entry in self.accelerators.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The samples of a page by profile-independent name, and messages about malformed lines."""
+
+    samples: tuple[PageSample, ...]
+    problems: tuple[str, ...]
+
+
+def read_lines(text: str) -> Lines:
+    """The samples of a page. Raises ValueError for text that no exporter prints."""
+    clean, problems = _clean(text)
+    samples = tuple(
+        PageSample(line.name, line.labels, line.value)
+        for family in text_string_to_metric_families(clean)
+        for line in family.samples
+    )
+    return Lines(samples, tuple(problems))
+
+
+def read_page(profile: Profile, lines: Lines, host: str = "") -> Page:
+    """The accelerators of a page. Raises ValueError when no line names one. `host` is that of lines without one."""
+    page: dict[str, PageAccelerator] = {}
+    uncounted: dict[str, None] = {}
+    same: dict[str, Mapping[str, str]] = {}
+    for sample in _understood(profile, lines.samples):
+        labels = _with_same(profile, sample.labels, same)
+        try:
+            described = describe(profile, sample.name, labels, host)
+        except Uncounted as error:
+            uncounted[str(error)] = None
+            continue
+        if described is not None:
+            _take(page, described, sample.value)
+    found = len(page)
+    problems = [*lines.problems, *list(uncounted)[:MAX_REASONS], *_settle_parts(profile, page)]
+    if not found and not uncounted:
+        raise ValueError(f"no line names a device by the profile {profile.id}: is this the page of {profile.title}?")
+    refused = sum(len(entry.refused) for entry in page.values())
+    if refused:
+        reasons = dict.fromkeys(reason for entry in page.values() for reason in entry.refused.values())
+        problems.append(f"{plural(refused, 'value')} refused: {'; '.join(list(reasons)[:MAX_REASONS])}")
+    problems += _missing_devices(profile, lines, page)
+    return Page(profile, page, tuple(problems), refused)
+
+
+def _clean(text: str) -> tuple[str, list[str]]:
+    """The lines that are samples, with elided labels removed, and messages about the rest."""
+    lines, stray, elided = [], 0, 0
+    for raw in text.splitlines():
+        if not raw.strip() or raw.startswith("#"):
+            continue
+        line = _ELISION.sub("", raw).replace("{,", "{")
+        elided += line != raw
+        if _LINE.match(line):
+            lines.append(line)
+        else:
+            stray += 1
+    problems = []
+    if stray:
+        problems.append(f"{plural(stray, 'line')} without a sample: skipped")
+    if elided:
+        problems.append(f"{plural(elided, 'line')} with elided labels")
+    return "\n".join(lines) + "\n", problems
+
+
+def _understood(profile: Profile, samples: Collection[PageSample]) -> Iterator[PageSample]:
+    """The samples whose families the profile knows, with all labels that it can give them."""
+    known = [
+        PageSample(name, derived_labels(profile, sample.labels), sample.value)
+        for sample in samples
+        if (name := profile.plain_name(sample.name)) is not None
+    ]
+    for join in profile.joins:
+        rows: dict[tuple[str, ...], dict[str, str]] = {}
+        for sample in known:
+            if sample.name in join.families and all(map(sample.labels.get, join.on)):
+                copied = {name: value for name in join.labels if (value := sample.labels.get(name))}
+                rows.setdefault(tuple(sample.labels[name] for name in join.on), {}).update(copied)
+        known = [
+            PageSample(
+                sample.name,
+                {**rows.get(tuple(sample.labels.get(name, "") for name in join.on), {}), **sample.labels},
+                sample.value,
+            )
+            for sample in known
+        ]
+    yield from known
+
+
+def _with_same(profile: Profile, labels: Mapping[str, str], same: dict[str, Mapping[str, str]]) -> Mapping[str, str]:
+    """The labels with the key of the device that another line names by the same index on this page."""
+    index = labels.get(profile.device.same, "")
+    key = {
+        label: labels[label] for labels_of_key in profile.device.keys for label in labels_of_key if labels.get(label)
+    }
+    if key:
+        same.setdefault(index, key)
+        return labels
+    return {**labels, **same.get(index, {})} if profile.device.same else labels
+
+
+def _take(page: dict[str, PageAccelerator], described: Described, value: float) -> None:
+    """Add what a line says of an accelerator."""
+    accelerator = described.accelerator
+    entry = page.get(accelerator.uuid)
+    if entry is None:
+        entry = page[accelerator.uuid] = PageAccelerator(accelerator, described.host)
+    elif accelerator.model and not entry.accelerator.model:
+        entry.accelerator = accelerator
+    entry.driver = entry.driver or described.driver
+    if described.owner is not None:
+        entry.owners.setdefault((described.owner.kind, described.owner.id), described.owner)
+    if described.health is not None and value in described.health.values:
+        entry.causes.append(described.health.cause)
+    share = described.share
+    if share is not None and (amount := _checked(entry, share.name, share.rule, value)) is not None:
+        if share.of:
+            entry.amounts[share.of] = max(amount, entry.amounts.get(share.of, 0))
+        else:
+            entry.share = max(entry.share, round(amount * WHOLE_GPU))
+    pod = "" if described.owner is None else described.owner.id
+    for family in described.families:
+        scaled = _checked(entry, family.metric.name, family.rule, value)
+        if scaled is not None:
+            _combine(entry, family, scaled, pod)
+
+
+def _checked(entry: PageAccelerator, name: str, rule: ValueRule, raw: float) -> float | None:
+    """The value in base units; one outside its range is refused and counted."""
+    value = rule.scaled(raw)
+    if value is not None and not rule.is_possible(value):
+        entry.refused[name] = f"{name} {value:g} is not from {rule.low:g} to {rule.high:g}"
+        return None
+    return value
+
+
+def _combine(entry: PageAccelerator, family: Family, value: float, pod: str) -> None:
+    """Count a value once, whatever is repeated; a candidate that is preferred replaces another."""
+    metric = family.metric
+    rank = entry.ranks.get(metric.name)
+    if rank is None or family.rank < rank:
+        entry.ranks[metric.name] = family.rank
+        entry.values.pop(metric.name, None)
+        entry.by_pod.pop(metric.name, None)
+    elif family.rank > rank:
+        return
+    before = entry.values.get(metric.name)
+    if family.combine == "pods":
+        by_pod = entry.by_pod.setdefault(metric.name, {})
+        by_pod[pod] = max(value, by_pod.get(pod, value))
+        combined = device_value(by_pod.values(), POD_SUMS.get(metric.name, float("inf")))
+    elif before is None:
+        combined = value
+    else:
+        combined = before + value if family.combine == "sum" else max(before, value)
+    entry.values[metric.name] = int(combined) if metric.column_kind == "i8" else combined
+
+
+def _settle_parts(profile: Profile, page: dict[str, PageAccelerator]) -> list[str]:
+    """Let parts replace their device, and fit their shares into it; returns what is odd about them."""
+    problems = []
+    parts: dict[str, list[PageAccelerator]] = defaultdict(list)
+    devices: dict[str, dict[str, float]] = {}
+    for uuid, entry in list(page.items()):
+        if entry.accelerator.mig_instance is None:
+            continue
+        # Held parts replace the device's own lines, which would count it a second time.
+        whole = page.pop(entry.accelerator.device_uuid, None)
+        totals = devices.setdefault(entry.accelerator.device_uuid, {} if whole is None else whole.amounts)
+        for name, amount in entry.amounts.items():
+            entry.share = max(entry.share, round(amount / totals[name] * WHOLE_GPU) if totals.get(name) else 0)
+        if not entry.accelerator.gpu_micro:
+            if not entry.share:
+                del page[uuid]
+                problems.append(f"{uuid}: no share was read, so it is not counted")
+                continue
+            entry.accelerator = replace(entry.accelerator, gpu_micro=min(entry.share, WHOLE_GPU))
+        parts[entry.accelerator.device_uuid].append(entry)
+    for device, entries in parts.items():
+        total = sum(entry.accelerator.gpu_micro for entry in entries)
+        if total > WHOLE_GPU and profile.part is not None and profile.part.share != "mig":
+            problems.append(f"{device}: its parts add up to {total / WHOLE_GPU:g} devices; scaled down to one")
+    for entry, accelerator in zip(page.values(), fitted(entry.accelerator for entry in page.values()), strict=True):
+        entry.accelerator = accelerator
+    return [*problems, *_missing_parts(profile, parts)]
+
+
+def _missing_parts(profile: Profile, parts: Mapping[str, list[PageAccelerator]]) -> list[str]:
+    """Devices that show fewer parts than their mode has: the rest is on no line, and so in no row."""
+    if profile.part is None or profile.part.share != "count" or profile.part.is_global:
+        return []
+    missing = []
+    for device, entries in parts.items():
+        shown = sum(entry.accelerator.gpu_micro for entry in entries)
+        if shown < WHOLE_GPU - len(entries):
+            missing.append(f"{device}: only {plural(len(entries), 'part')} of it, {shown / WHOLE_GPU:.0%}, on the page")
+    return missing
+
+
+def _missing_devices(profile: Profile, lines: Lines, page: Mapping[str, PageAccelerator]) -> list[str]:
+    """Whether the page shows fewer devices than the exporter counts."""
+    counted = [sample.value for sample in lines.samples if sample.name == profile.devices_family]
+    shown = len(page)
+    if not counted or shown >= max(counted):
+        return []
+    return [f"{profile.devices_family} says {plural(int(max(counted)), 'device')}, the page shows {shown}"]

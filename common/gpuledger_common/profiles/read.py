@@ -1,0 +1,278 @@
+"""Build a profile from its TOML file; every fault is reported with file and key."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from gpuledger_common.catalog import BY_NAME
+from gpuledger_common.metrics import Metric
+from gpuledger_common.profiles.model import (
+    ENERGY,
+    PART_SHARES,
+    Condition,
+    Count,
+    Derived,
+    DeviceRule,
+    Evidence,
+    Family,
+    HealthRule,
+    Ignored,
+    Join,
+    OwnerRule,
+    PartRule,
+    PartValue,
+    Profile,
+    ValueRule,
+)
+from gpuledger_common.profiles.table import Table
+from gpuledger_common.settings import SettingsError, nearest_name
+
+_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
+RANGES = {"ratio": (0.0, 1.05)}
+"""Ranges by unit where a profile declares none; a ratio may exceed 1 by rounding."""
+RATIO = ValueRule(low=0.0, high=1.0)
+METERED = ("gpu_sm_active_ratio", "gpu_graphics_engine_active_ratio", "gpu_utilization_ratio")
+"""Metrics that say whether an accelerator is busy."""
+
+
+class ProfileError(SettingsError):
+    """A profile that cannot be used; the message names file and key of every fault."""
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile. Raises ProfileError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    return parse_profile(text, str(path))
+
+
+def parse_profile(text: str, place: str) -> Profile:
+    """Build a profile from the text of a file at `place`. Raises ProfileError."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{place}: is not TOML: {error}") from error
+    faults: list[str] = []
+    profile = _profile(Table(content, f"{place}: ", faults))
+    if faults:
+        raise ProfileError("; ".join(faults))
+    return profile
+
+
+def _profile(root: Table) -> Profile:
+    identity = root.text("id")
+    if identity and not _ID.fullmatch(identity):
+        root.fault("id", f"{identity!r} is not lower-case letters, digits, dots and hyphens")
+    match = root.table("match")
+    families: dict[str, tuple[Family, ...]] = {}
+    defaults = root.table("defaults")
+    default = _rule(defaults, ValueRule())
+    for table in root.tables("metrics"):
+        for family in _families(table, default):
+            families[family.name] = (*families.get(family.name, ()), family)
+        table.close()
+    if not families:
+        root.fault("metrics", "is required: at least one [[metrics]] table")
+    health = {rule.name: rule for rule in map(_health, root.tables("health"))}
+    joins = tuple(map(_join, root.tables("join")))
+    part = _part(root.table("part")) if "part" in root else None
+    ignored = tuple(entry for table in root.tables("ignore") for entry in _ignored(table))
+    checks = root.table("checks")
+    profile_match = match.texts("families", is_required=True)
+    names = {*families, *health, *profile_match, *(name for join in joins for name in join.families)}
+    names |= {name for value in part.values for name in (value.name, value.of)} - {""} if part is not None else set()
+    profile = Profile(
+        id=identity,
+        title=root.text("title"),
+        energy=cast(Any, root.choice("energy", ENERGY)),
+        evidence=_evidence(root.table("evidence")),
+        match=profile_match,
+        match_condition=_condition(match),
+        prefixes=match.texts("prefixes"),
+        device=_device(root.table("device")),
+        part=part,
+        owner=_owner(root.table("owner")),
+        families=families,
+        health=health,
+        joins=joins,
+        derived=tuple(rule for table in root.tables("derive") if (rule := _derived(table)) is not None),
+        ignored=ignored,
+        devices_family=checks.text("devices", ""),
+        limits=root.texts("limits"),
+        names=frozenset(names),
+    )
+    for table in (match, checks, defaults, root):
+        table.close()
+    return profile
+
+
+def _evidence(table: Table) -> Evidence:
+    evidence = Evidence(
+        table.text("repository"),
+        table.text("version", ""),
+        table.texts("sources"),
+        cast(Any, table.choice("status", ("real", "synthetic"))),
+        table.text("capture", ""),
+    )
+    table.close()
+    return evidence
+
+
+def _condition(table: Table) -> Condition:
+    return Condition(table.mapping("where"), table.texts("unless"))
+
+
+def _rule(table: Table, default: ValueRule) -> ValueRule:
+    """The rule of a family; what its table leaves out is that of its metric."""
+    low, high = default.low, default.high
+    if "range" in table:
+        bounds = table.numbers("range")
+        if len(bounds) == 2 and bounds[0] <= bounds[1]:
+            low, high = bounds
+        else:
+            table.fault("range", "is not [LOWEST, HIGHEST] in base units")
+    scale = table.number("scale", default.scale)
+    if scale <= 0:
+        table.fault("scale", "must be above 0")
+    is_absent = table.choice("zero", ("real", "absent"), "absent" if default.is_zero_absent else "real") == "absent"
+    return ValueRule(
+        scale,
+        low,
+        high,
+        table.numbers("absent") or default.absent,
+        table.number("absent_above", default.absent_above),
+        is_absent,
+        table.flag("percent_or_ratio") or default.is_percent_above_one,
+    )
+
+
+def _families(table: Table, default: ValueRule) -> list[Family]:
+    name = table.text("metric")
+    metric: Metric | None = BY_NAME.get(name)
+    if metric is None:
+        if name:
+            table.fault("metric", f"{name!r} is not in the catalog; the nearest name is {nearest_name(name, BY_NAME)}")
+        table.mixed("families")
+        return []
+    low, high = RANGES.get(metric.unit, (default.low, default.high))
+    default = _rule(table, replace(default, low=low, high=high))
+    condition = _condition(table)
+    combine = table.choice("combine", ("max", "sum", "pods"), "max")
+    if combine == "sum" and name in METERED:
+        table.fault("combine", "busy time is never decided by a sum")
+    of_default = "part" if "MIG" in metric.scopes else "device"
+    on_parts = table.choice("of", ("part", "device"), of_default) == "part"
+    families = []
+    for rank, entry in enumerate(table.mixed("families")):
+        own = _condition(entry)
+        where = Condition({**condition.where, **own.where}, (*condition.unless, *own.unless))
+        rule = _rule(entry, default)
+        # All families of a sum count; of others the first that is there.
+        order = 0 if combine == "sum" else rank
+        families.append(Family(entry.text("name"), metric, rule, where, order, cast(Any, combine), on_parts))
+        entry.close()
+    return families
+
+
+def _health(table: Table) -> HealthRule:
+    rule = HealthRule(table.text("family"), table.numbers("values"), table.text("cause"))
+    if not rule.values:
+        table.fault("values", "is required: the values that mean a fault")
+    table.close()
+    return rule
+
+
+def _join(table: Table) -> Join:
+    required = table.table("required")
+    join = Join(
+        table.texts("families", is_required=True),
+        table.texts("on", is_required=True),
+        table.texts("labels", is_required=True),
+        _condition(required) if "required" in table else None,
+    )
+    table.close()
+    return join
+
+
+def _derived(table: Table) -> Derived | None:
+    label, pattern = table.text("label"), table.text("pattern")
+    table.close()
+    try:
+        return Derived(label, re.compile(pattern))
+    except re.error as error:
+        table.fault("pattern", f"is not a regular expression: {error}")
+        return None
+
+
+def _ignored(table: Table) -> list[Ignored]:
+    reason = table.text("reason")
+    entries = [Ignored(pattern, reason) for pattern in table.texts("families", is_required=True)]
+    table.close()
+    return entries
+
+
+def _device(table: Table) -> DeviceRule:
+    rule = DeviceRule(
+        table.lists("keys"),
+        table.text("prefix", ""),
+        table.text("same", ""),
+        table.text("index", ""),
+        table.texts("model"),
+        tuple((pattern, name) for pattern, (name, *_) in table.mapping("models").items()),
+        table.texts("hosts"),
+        table.text("pci", ""),
+        table.texts("drivers"),
+    )
+    table.close()
+    return rule
+
+
+def _part(table: Table) -> PartRule:
+    share = table.choice("share", PART_SHARES)
+    counts = []
+    for entry in table.tables("counts"):
+        parts = entry.number("parts", 0)
+        if parts < 1 or parts != int(parts):
+            entry.fault("parts", "must be a whole number of 1 or more")
+        counts.append(Count(entry.text("kind", "*"), entry.text("model", "*"), max(int(parts), 1)))
+        entry.close()
+    values = []
+    for entry in table.tables("values"):
+        of = entry.text("of", "")
+        values.append(PartValue(entry.text("family"), _rule(entry, ValueRule() if of else RATIO), of))
+        entry.close()
+    needed = {"count": counts, "label": counts, "value": values}.get(share)
+    if needed == []:
+        table.fault("share", f"{share} needs [[part.{'values' if share == 'value' else 'counts'}]]")
+    rule = PartRule(
+        table.texts("labels", is_required=True),
+        table.text("kind", ""),
+        table.texts("whole"),
+        cast(Any, share),
+        tuple(counts),
+        table.choice("numbering", ("device", "host"), "device") == "host",
+        table.text("amount", ""),
+        tuple(values),
+    )
+    table.close()
+    return rule
+
+
+def _owner(table: Table) -> OwnerRule:
+    rule = OwnerRule(
+        table.texts("pod"),
+        table.texts("namespace"),
+        table.texts("container"),
+        table.texts("job"),
+        table.texts("user"),
+        table.texts("placeholders"),
+        table.texts("own_pods"),
+    )
+    table.close()
+    return rule

@@ -1,0 +1,22 @@
+"""Pages of exporters, read by the packaged profiles."""
+
+from functools import cache
+from pathlib import Path
+
+from gpuledger_common.profiles import library
+from gpuledger_common.profiles.page import Page, read_lines, read_page
+
+CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "captures"
+SYNTHETIC = Path(__file__).resolve().parent / "exporter_pages"
+"""Pages that we made from the sources that each profile cites."""
+
+
+@cache
+def profile(identity: str):
+    """A packaged profile, read once."""
+    return library.packaged_profile(identity)
+
+
+def read(text: str, identity: str = library.DCGM, host: str = "") -> Page:
+    """A page by a packaged profile."""
+    return read_page(profile(identity), read_lines(text), host)
