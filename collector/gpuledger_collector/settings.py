@@ -54,6 +54,13 @@ class Settings:
     tls_certificate_file: Path | None = setting(None, "PEM certificate chain")
     tls_key_file: Path | None = setting(None, "PEM private key")
     allow_plain_http: bool = setting(False, "listen beyond loopback without TLS")
+    mcp: bool = setting(False, "answer assistants at /mcp (Model Context Protocol; needs the extra mcp)")
+    mcp_hosts: str = setting(
+        "", "host names (NAME or NAME:PORT) by which assistants reach /mcp, besides loopback and that of public_url"
+    )
+    mcp_token_file: Path | None = setting(
+        None, "reader's token of `gpuledger mcp`; empty: it reads all of the database that it opens"
+    )
     max_connections: int = setting(20_000, "HTTP connections at once; others are closed", least=1)
 
     writers: int = setting(1, "database connections that write batches; one makes the largest groups", least=1)
@@ -292,7 +299,7 @@ def check(settings: Settings) -> None:
 
 def check_faults(settings: Settings) -> list[str]:
     """A sentence for each value that is out of range or contradicts another."""
-    checks = (_check_bounds, _check_addresses, _check_pairs, _check_mail, _check_proxies)
+    checks = (_check_bounds, _check_addresses, _check_pairs, _check_mail, _check_proxies, _check_hosts)
     faults = [fault for each in checks for fault in each(settings)]
     if settings.keep_archive_days and settings.keep_archive_days <= settings.pack_after_days:
         faults.append(f"keep_archive_days: must be 0 (for ever) or over pack_after_days, {settings.pack_after_days}")
@@ -368,6 +375,15 @@ def _check_proxies(settings: Settings) -> list[str]:
     except ValueError as error:
         faults.append(f"trusted_proxies: {error}")
     return faults
+
+
+def _check_hosts(settings: Settings) -> list[str]:
+    hosts = [text.strip() for text in settings.mcp_hosts.split(",") if text.strip()]
+    return [
+        f"mcp_hosts: {host!r} is not NAME or NAME:PORT, such as gpuledger.example.com"
+        for host in hosts
+        if not re.fullmatch(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?", host)
+    ]
 
 
 def _check_mail(settings: Settings) -> list[str]:

@@ -18,8 +18,11 @@ from gpuledger_collector.settings import Settings
 if TYPE_CHECKING:
     import psycopg
     from fastapi import FastAPI
+    from mcp.server import MCPServer
+    from starlette.requests import Request
 
     from gpuledger_collector.api.auth.keys import Keys
+    from gpuledger_collector.api.auth.principal import Principal
     from gpuledger_collector.api.intake import Intake
     from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.jobs.expire import RetentionDays
     from gpuledger_collector.jobs.notify_findings import MailWriters
     from gpuledger_collector.jobs.pack_samples import ArchiveRetention
+    from gpuledger_collector.mcp.http import Endpoint
     from gpuledger_collector.notifications.links import AckLinks, PageLinks
     from gpuledger_collector.notifications.reclaim import ReclaimBackend
     from gpuledger_collector.notifications.sender import Sender
@@ -156,7 +160,20 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         lambda: count_partitions(opened),
         partitions.MAX_PARTITIONS,
     )
-    application = app.create(intake, remote, metrics, readiness.problem, context, leaving.is_set, readiness.note)
+    assistants = mcp_endpoint(settings, opened, clock, keys) if settings.mcp else None
+    application = app.create(
+        intake,
+        remote,
+        metrics,
+        readiness.problem,
+        context,
+        leaving.is_set,
+        readiness.note,
+        None if assistants is None else assistants.lifespan,
+    )
+    if assistants is not None:
+        # No stream is opened by GET: without sessions there is nothing to send in it.
+        application.add_route(assistants.path, assistants, methods=["POST"], include_in_schema=False)  # type: ignore[arg-type]
     if (links := ack_links(settings)) is not None:
         application.include_router(acks.router(links, opened, clock))
     return Collector(application, intake, remote, intake.commit, metrics, leaving, readiness)
@@ -176,6 +193,62 @@ def access_keys(settings: Settings, opened: Database, clock: Callable[[], dt.dat
         settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
         Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
     )
+
+
+def require_mcp() -> None:
+    """Raise EnvironmentLacks where the SDK of the Model Context Protocol is not installed."""
+    from importlib.util import find_spec
+
+    from gpuledger_collector.storage.errors import EnvironmentLacks
+
+    if find_spec("mcp") is None:
+        raise EnvironmentLacks("answers for assistants are an extra: pip install 'gpuledger[collector,embedded,mcp]'")
+
+
+def mcp_endpoint(settings: Settings, opened: Database, clock: Callable[[], dt.datetime], keys: Keys) -> Endpoint:
+    """Create the endpoint of assistants, behind the same tokens as every reading route. Raises EnvironmentLacks."""
+    require_mcp()
+    from gpuledger_collector.api.context import as_http_error
+    from gpuledger_collector.mcp import http
+    from gpuledger_collector.mcp.server import Source
+
+    def authenticate(request: Request) -> Principal:
+        try:
+            return keys.person(request)
+        except Exception as error:
+            raise as_http_error(error) or error from error
+
+    source = Source(opened, lambda: round(clock().timestamp() * 1000), http.reader_of, settings.public_url)
+    return http.Endpoint(source, authenticate, http.hosts_of(settings.public_url, settings.mcp_hosts))
+
+
+def mcp_server(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> MCPServer[Any]:
+    """Create the server of assistants for standard input and output. Raises EnvironmentLacks, SettingsError.
+
+    It sees what the reader of `mcp_token_file` sees; without that file all, as every command on this database does.
+    """
+    require_mcp()
+    from gpuledger_collector.api.auth.principal import Principal
+    from gpuledger_collector.api.context import as_http_error
+    from gpuledger_collector.mcp import server
+    from gpuledger_collector.settings import read_secret
+
+    keys, path = access_keys(settings, opened, clock), settings.mcp_token_file
+    # A token that is named must be a valid one, also where nobody else needs any.
+    keys.required = True
+    header = "" if path is None else f"Bearer {read_secret(path, 'mcp_token_file')}"
+
+    def reader(_request: Request | None) -> Principal:
+        if not header:
+            return Principal("finance", "whoever runs gpuledger mcp")
+        try:
+            keys.refresh(header)
+            return keys.reader(header)
+        except Exception as error:
+            raise as_http_error(error) or error from error
+
+    source = server.Source(opened, lambda: round(clock().timestamp() * 1000), reader, settings.public_url)
+    return server.create(source)
 
 
 def intakes(

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from gpuledger_collector import __version__
 from gpuledger_collector.api import (
@@ -51,12 +51,13 @@ def create(
     context: ReadContext,
     is_leaving: Callable[[], bool] = lambda: False,
     note: Callable[[], str | None] = lambda: None,
+    lifespan: Lifespan[Any] | None = None,
 ) -> FastAPI:
     """Create the application.
 
     `readiness_problem` returns what prevents serving, in a sentence; it may block. `note` returns what does not prevent
     it but needs attention. `is_leaving` returns whether the collector stops soon: it still serves, while /readyz sends
-    new requests elsewhere.
+    new requests elsewhere. `lifespan` is entered while the application serves.
     """
     endpoint = batches.create_endpoint(intake)
     app = Application(
@@ -66,6 +67,7 @@ def create(
         description="A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it cost.",
         docs_url=None,
         redoc_url=None,
+        lifespan=lifespan,
     )
     app.add_middleware(NoNul)
     # These three bound their bodies themselves, with limits of their own.

@@ -52,6 +52,7 @@ PANELS = {
         Entry("demo", "demo", "A simulated fleet: its bill, its waste and the proof"),
         Entry("examples", "examples", "Files to try: jobs, Grafana dashboards, alert rules"),
         Entry("serve", "serve", "Run the collector"),
+        Entry("mcp", "mcp", "Answer an assistant's questions about the ledger"),
         Entry("doctor", "doctor", "Find likely misconfigurations, with their remedies"),
         Entry("token", "token", "Tokens of agents and readers"),
         Entry("completion", "completion", "Complete commands and options with TAB"),

@@ -1,0 +1,193 @@
+"""The form of every answer: amounts with their currency, quantities with their unit, and what proves them.
+
+Amounts and quantities are decimal text, never floating point; null means unknown, never zero. Names that users chose
+are data: they stand in fields of their own, in one line, cut to NAME_LENGTH characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from gpuledger_collector.accounting.money import MICRO, format_minor, minor_digits
+from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_common.escapes import escape_text
+
+NAME_LENGTH = 200
+NOTICE_LENGTH = 300
+MAX_NOTICES = 10
+MAX_ROWS, DEFAULT_ROWS = 200, 20
+MAX_CHARACTERS = 40_000
+"""Length of an answer as JSON, beyond which it has fewer rows."""
+
+
+Status = Literal["ok", "empty", "partial"]
+ProofState = Literal["sealed", "open", "estimated", "broken"]
+
+
+class Model(BaseModel):
+    """A part of an answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema without titles, which repeat the names of fields in every list of tools."""
+        schema = handler(core)
+        own = handler.resolve_ref_schema(schema)
+        for described in (own, *own.get("properties", {}).values()):
+            described.pop("title", None)
+        return schema
+
+
+class Money(Model):
+    """An amount of money."""
+
+    amount: Annotated[str, Field(description="Decimal text.")]
+    currency: str
+
+
+class Quantity(Model):
+    """A number with its unit."""
+
+    value: Annotated[str, Field(description="Decimal text.")]
+    unit: str
+
+
+class Span(Model):
+    """A period: the start is part of it, the end is not."""
+
+    start: Annotated[str, Field(description="RFC 3339, UTC.")]
+    end: Annotated[str, Field(description="RFC 3339, UTC; not included.")]
+    zone: Annotated[str, Field(description="Zone in which days and months of the bill begin.")]
+
+
+class Coverage(Model):
+    """How much of the period the ledger knows."""
+
+    rated_until: Annotated[str | None, Field(description="Charges are known up to here; null: nothing is.")]
+    days: Annotated[int, Field(description="Days of the period that have begun.")]
+    days_rated: int
+    observed_percent: Annotated[
+        str | None, Field(description="Part of the fleet's time that was observed; null without an inventory.")
+    ]
+
+
+class Seal(Model):
+    """The seal of a closed month."""
+
+    month: str
+    seal: Annotated[str, Field(description="Hexadecimal root over every line of the month.")]
+    closed_at: str
+
+
+class Proof(Model):
+    """What vouches for the amounts of an answer."""
+
+    state: Annotated[
+        ProofState,
+        Field(
+            description="sealed: of closed months, which do not change; open: from the ledger, may still change; "
+            "estimated: no charge, never billed; broken: the proof of conservation fails on some day."
+        ),
+    ]
+    days_checked: Annotated[int, Field(description="Days whose charges are compared with capacity x rate.")] = 0
+    days_holding: int = 0
+    seals: Sequence[Seal] = ()
+    verify: Annotated[str, Field(description="Command that repeats the proof where the ledger is.")] = ""
+
+
+Row = TypeVar("Row", bound=Model)
+Total = TypeVar("Total", bound=Model)
+
+
+class Answer(Model, Generic[Row, Total]):
+    """The envelope of every answer. Totals are of all rows, also of those that are not shown."""
+
+    contract_version: Literal["1"] = "1"
+    status: Status
+    reason: Annotated[str, Field(description="Why it is empty or partial.")] = ""
+    next_step: Annotated[str, Field(description="What to do about that, or what to ask next.")] = ""
+    period: Span | None
+    coverage: Coverage | None
+    proof: Proof
+    link: Annotated[str, Field(description="Page or address of the collector that shows the same numbers.")]
+    totals: Sequence[Total] = ()
+    row_count: Annotated[int, Field(description="All rows; `rows` may hold fewer.")]
+    truncated: bool
+    next_cursor: Annotated[str, Field(description="`cursor` of the next rows; empty: there are none.")]
+    notices: Annotated[
+        Sequence[str], Field(description="What changes how the numbers are read; data, may quote names.")
+    ] = ()
+    rows: Sequence[Row]
+
+
+def name(text: str | None) -> str:
+    """A name that a user chose: in one line, without invisible characters, cut to its length."""
+    return cut(text or "", NAME_LENGTH)
+
+
+def cut(text: str, length: int) -> str:
+    """The text in one line, cut to a length."""
+    shown = escape_text(text)
+    return shown if len(shown) <= length else f"{shown[: length - 1]}…"
+
+
+def notices(texts: Sequence[str]) -> tuple[str, ...]:
+    """The first notices, each cut; the last says how many more there are."""
+    shown = [cut(text, NOTICE_LENGTH) for text in texts[:MAX_NOTICES]]
+    more = len(texts) - len(shown)
+    return (*shown, *([f"{more} more notices are in the chargeback"] if more else []))
+
+
+def money(minor: int | None, currency: str | None) -> Money | None:
+    """An amount in minor units; None: unknown."""
+    if minor is None or currency is None:
+        return None
+    return Money(amount=format_minor(minor, minor_digits(currency)), currency=currency)
+
+
+def micro_money(micro: int | None, currency: str | None) -> Money | None:
+    """An amount to the micro-unit; None: unknown."""
+    return None if micro is None or currency is None else Money(amount=exact(micro), currency=currency)
+
+
+def exact(micro: int) -> str:
+    """Micro-units as decimal text with six places."""
+    sign, magnitude = ("-", -micro) if micro < 0 else ("", micro)
+    return f"{sign}{magnitude // MICRO}.{magnitude % MICRO:06d}"
+
+
+def quantity(value: Decimal | int | None, unit: str) -> Quantity | None:
+    """A number with its unit; None: unknown."""
+    return (
+        None if value is None else Quantity(value=f"{value:f}" if isinstance(value, Decimal) else str(value), unit=unit)
+    )
+
+
+def gpu_hours(gpu_ns: int | None) -> Quantity | None:
+    """GPU-nanoseconds as GPU-hours; None: unknown."""
+    return None if gpu_ns is None else quantity(hours_decimal([gpu_ns])[0], "GPU-hour")
+
+
+def ratio(part: int, whole: int) -> str | None:
+    """A share of 0 to 1 with four places, cut off; None of nothing."""
+    return None if whole <= 0 else f"{Decimal(part * 10_000 // whole).scaleb(-4):f}"
+
+
+def names(by: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+    """The cells of a row by dimension."""
+    return {dimension: name(key) for dimension, key in zip(by, keys, strict=True)}
+
+
+def shortened(answer: Answer[Any, Any], offset: int) -> Answer[Any, Any]:
+    """The answer with as many of its rows as MAX_CHARACTERS allow; totals stay whole."""
+    while len(answer.model_dump_json()) > MAX_CHARACTERS and len(answer.rows) > 1:
+        rows = answer.rows[: len(answer.rows) // 2]
+        answer = answer.model_copy(update={"rows": rows, "truncated": True, "next_cursor": str(offset + len(rows))})
+    return answer

@@ -1,0 +1,375 @@
+"""Tools that compare two periods: by how much a bill changed, by price, volume and mix, and beside which events."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gpuledger_collector.accounting import budgets
+from gpuledger_collector.accounting.budgets import HolderSpend
+from gpuledger_collector.accounting.chargeback import UNPRICED, shown_keys
+from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.period import Period as Days
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.export.site import ANOMALIES
+from gpuledger_collector.mcp import periods
+from gpuledger_collector.mcp.answers import (
+    Answer,
+    Model,
+    Money,
+    Quantity,
+    Span,
+    cut,
+    gpu_hours,
+    micro_money,
+    name,
+    names,
+)
+from gpuledger_collector.mcp.ledger import Ledger, Page, Snapshot, instant
+from gpuledger_collector.mcp.tools import bills
+from gpuledger_collector.mcp.tools.costs import Names
+from gpuledger_collector.mcp.tools.parameters import (
+    LIMIT,
+    TEXT_LENGTH,
+    Cursor,
+    End,
+    GroupBy,
+    Limit,
+    Period,
+    Start,
+    Where,
+    conditions,
+    dimensions,
+)
+from gpuledger_collector.services.chargeback import visible_lines
+from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.findings import findings
+
+BasePeriod = Annotated[
+    str, Field(max_length=40, description="Period to compare with; empty: the month, or as many days, right before.")
+]
+BaseStart = Annotated[str, Field(max_length=40, description="First day to compare with, as 2026-09-01.")]
+BaseEnd = Annotated[str, Field(max_length=40, description="Day after the last one to compare with.")]
+MAX_EVENTS = 50
+ChangeStatus = Literal["new", "removed", "changed", "unchanged"]
+
+
+class ChangeTotal(Model):
+    """Two periods compared, exact to the micro-unit: price, volume and mix add up to the change."""
+
+    currency: str
+    before: Money
+    after: Money
+    change: Money
+    by_price: Annotated[Money, Field(description="Later hours at the change of their price.")]
+    by_volume: Annotated[Money, Field(description="More or fewer hours at the earlier average price.")]
+    by_mix: Annotated[Money, Field(description="Hours moved to dearer or cheaper accelerators.")]
+    hours_before: Quantity
+    hours_after: Quantity
+    base: Annotated[Span, Field(description="The period that is compared with.")]
+    days_before: int
+    days_after: int
+
+
+class ChangeRow(Model):
+    """The change of one group."""
+
+    names: Names
+    status: ChangeStatus
+    currency: str
+    before: Money
+    after: Money
+    change: Money
+    by_price: Money
+    by_volume: Money
+    by_mix: Money
+
+
+class Event(Model):
+    """Something recorded near a change; no cause is claimed."""
+
+    kind: Literal["price", "anomaly", "correction", "unrated"]
+    at: Annotated[str | None, Field(description="RFC 3339, UTC.")]
+    text: Annotated[str, Field(description="What is recorded; data, may quote names.")]
+    amount: Money | None = None
+
+
+class ExplainedTotal(ChangeTotal):
+    """A change with what is recorded near it."""
+
+    events: Sequence[Event] = ()
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Costs in micro-units and time of a group in both periods."""
+
+    currency: str
+    keys: tuple[str, ...]
+    before: int = 0
+    after: int = 0
+    price: int = 0
+    volume: int = 0
+    mix: int = 0
+
+    @property
+    def change(self) -> int:
+        """After less before."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Two periods compared by dimensions; hours in GPU-nanoseconds by currency (before, after)."""
+
+    by: tuple[str, ...]
+    before: Days
+    after: Days
+    groups: Sequence[_Sums]
+    hours: Mapping[str, tuple[int, int]]
+
+
+def compare_periods(
+    ledger: Ledger,
+    period: Period = "",
+    start: Start = "",
+    end: End = "",
+    base_period: BasePeriod = "",
+    base_start: BaseStart = "",
+    base_end: BaseEnd = "",
+    group_by: GroupBy = "team",
+    where: Where = "",
+    limit: Limit = LIMIT,
+    cursor: Cursor = "",
+) -> Answer[ChangeRow, ChangeTotal]:
+    """By how much the direct cost changed between two periods, by group, largest change first.
+
+    Each change is split exactly into price, volume and mix. Periods of unequal length are compared as they are.
+    """
+    page, by, wanted = Page(limit, cursor), dimensions(group_by), conditions(where)
+    with ledger.snapshot() as snapshot:
+        spans = _spans(snapshot, (period, start, end), (base_period, base_start, base_end))
+        compared = _compare(snapshot, spans, by, wanted)
+        return page.answer(
+            compared.groups,
+            lambda group: _row(group, compared.by),
+            link=bills.link(snapshot, compared.after, by, wanted),
+            evidence=snapshot.evidence(compared.after),
+            totals=[ChangeTotal(**_total(snapshot, compared, currency)) for currency in compared.hours],
+            partial=_gap(snapshot, compared),
+            empty=bills.NO_ROWS,
+            next_step="explain_change names workloads and what is recorded near the change" if compared.groups else "",
+        )
+
+
+def explain_change(
+    ledger: Ledger,
+    period: Period = "",
+    start: Start = "",
+    end: End = "",
+    base_period: BasePeriod = "",
+    base_start: BaseStart = "",
+    base_end: BaseEnd = "",
+    where: Annotated[
+        str, Field(max_length=TEXT_LENGTH, description="Whose, as team=vision; empty: all that this token sees.")
+    ] = "",
+    limit: Limit = LIMIT,
+    cursor: Cursor = "",
+) -> Answer[ChangeRow, ExplainedTotal]:
+    """Why spending changed: workloads and models that moved it most, and recorded events near it.
+
+    Events are price changes, anomalies and corrections as recorded; that one of them caused the change is not claimed.
+    """
+    page, wanted = Page(limit, cursor), conditions(where)
+    with ledger.snapshot() as snapshot:
+        spans = _spans(snapshot, (period, start, end), (base_period, base_start, base_end))
+        compared = _compare(snapshot, spans, ("workload", "model"), wanted)
+        events = _events(snapshot, compared, wanted)
+        return page.answer(
+            compared.groups,
+            lambda group: _row(group, compared.by),
+            link=ledger.link(ANOMALIES),
+            evidence=snapshot.evidence(compared.after),
+            totals=[
+                ExplainedTotal(**_total(snapshot, compared, currency), events=[] if at else events)
+                for at, currency in enumerate(compared.hours)
+            ],
+            partial=_gap(snapshot, compared),
+            empty=bills.NO_ROWS,
+        )
+
+
+def _spans(snapshot: Snapshot, own: tuple[str, str, str], base: tuple[str, str, str]) -> tuple[Days, Days]:
+    """The base and the period. Raises ValueError."""
+    after = snapshot.period(*own)
+    if not any(base):
+        return periods.before(snapshot.calendar, after), after
+    try:
+        return snapshot.period(*base), after
+    except ValueError as error:
+        raise ValueError(f"base_period, base_start and base_end: {error}") from None
+
+
+def _compare(
+    snapshot: Snapshot, spans: tuple[Days, Days], by: tuple[str, ...], where: Mapping[str, str]
+) -> _Comparison:
+    every = (*by, *(dimension for dimension in where if dimension not in by))
+    # Prices hang on the model, so lines are read by it even where it is not shown.
+    lines_by = every if "model" in every else (*every, "model")
+    before, after = (_spend(snapshot, span, lines_by, where) for span in spans)
+    groups: dict[tuple[str, tuple[str, ...]], _Sums] = {}
+    for currency in sorted({*before, *after}):
+        for driver in budgets.drivers(before.get(currency, ()), after.get(currency, ())):
+            keys = driver.label[: len(every)]
+            sums = groups.setdefault((currency, keys), _Sums(currency, keys))
+            sums.before += driver.before_micro
+            sums.after += driver.after_micro
+            sums.price += driver.price_micro
+            sums.volume += driver.volume_micro
+            sums.mix += driver.mix_micro
+    hours = {
+        currency: (_hours(before.get(currency, ())), _hours(after.get(currency, ())))
+        for currency in sorted({*before, *after})
+    }
+    ordered = sorted(groups.values(), key=lambda sums: (-abs(sums.change), sums.currency, sums.keys))
+    return _Comparison(every, *spans, ordered, hours)
+
+
+def _hours(spends: Iterable[HolderSpend]) -> int:
+    return sum(spend.gpu_ns for spend in spends)
+
+
+def _spend(
+    snapshot: Snapshot, span: Days, by: tuple[str, ...], where: Mapping[str, str]
+) -> Mapping[str, Sequence[HolderSpend]]:
+    """What every group had in a period, by currency."""
+    with snapshot.restricted() as connection:
+        lines = visible_lines(connection, span, by, snapshot.ledger.reader.owner)
+    spends: dict[str, list[HolderSpend]] = defaultdict(list)
+    for line in lines:
+        keys = _keys(line, by)
+        if keys is None or not bills.meets(keys, by, where):
+            continue
+        model = line.keys[by.index("model")]
+        spends[line.currency or ""].append(HolderSpend(keys, model, line.gpu_ns, line.cost_micro or 0))
+    return spends
+
+
+def _keys(line: ChargedLine, by: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The cells of a line as the chargeback shows them; None of usage without a price, which has no cost to compare."""
+    keys = shown_keys(line, by)
+    return None if keys[:1] == (UNPRICED,) and line.currency is None else keys
+
+
+def _row(group: _Sums, by: Sequence[str]) -> ChangeRow:
+    status: ChangeStatus
+    if not group.before and group.after:
+        status = "new"
+    elif group.before and not group.after:
+        status = "removed"
+    else:
+        status = "changed" if group.change else "unchanged"
+    return ChangeRow(names=names(by, group.keys), status=status, currency=group.currency, **_amounts(group))
+
+
+def _amounts(sums: _Sums) -> dict[str, Money]:
+    parts = ("before", "after", "change", "price", "volume", "mix")
+    labels = ("before", "after", "change", "by_price", "by_volume", "by_mix")
+    amounts = (micro_money(getattr(sums, part), sums.currency) for part in parts)
+    return {label: amount for label, amount in zip(labels, amounts, strict=True) if amount is not None}
+
+
+def _total(snapshot: Snapshot, compared: _Comparison, currency: str) -> dict[str, Any]:
+    total = _Sums(currency, ())
+    for group in compared.groups:
+        if group.currency == currency:
+            for part in ("before", "after", "price", "volume", "mix"):
+                setattr(total, part, getattr(total, part) + getattr(group, part))
+    before_ns, after_ns = compared.hours[currency]
+    return {
+        "currency": currency,
+        **_amounts(total),
+        "hours_before": gpu_hours(before_ns),
+        "hours_after": gpu_hours(after_ns),
+        "base": snapshot.evidence(compared.before).span,
+        "days_before": len(snapshot.calendar.days(compared.before)),
+        "days_after": len(snapshot.calendar.days(compared.after)),
+    }
+
+
+def _gap(snapshot: Snapshot, compared: _Comparison) -> str:
+    """Why the comparison is not whole, in a sentence."""
+    own, base = snapshot.evidence(compared.after).gap, snapshot.evidence(compared.before).gap
+    return "; ".join(filter(None, [own, base and f"of the period compared with: {base}"]))
+
+
+def _events(snapshot: Snapshot, compared: _Comparison, where: Mapping[str, str]) -> Sequence[Event]:
+    """What is recorded in both periods, oldest first."""
+    ledger, both = snapshot.ledger, Days(compared.before.start_ms, max(compared.after.end_ms, compared.before.end_ms))
+    with snapshot.restricted() as connection:
+        anomalies = findings.named(connection, "anomaly", both.start_ms, both.end_ms)
+        lines = visible_lines(
+            connection, compared.after, tuple(where) or ("team",), ledger.reader.owner, separate_corrections=True
+        )
+    events = [
+        (row["since_ms"], _anomaly(row))
+        for row in anomalies
+        if ledger.reader.sees(row["owner"] or {}, row["team"] or "") and _matches(row, where)
+    ]
+    events += [(compared.after.start_ms, event) for event in _corrections(lines, tuple(where) or ("team",), where)]
+    if ledger.reader.owner is None:
+        # The price book is the fleet's: what a viewer pays because of it is in `by_price`.
+        events += [
+            (price.effective_from_ms, _price(price))
+            for price in prices.current(snapshot.connection)
+            if both.start_ms < price.effective_from_ms < both.end_ms
+        ]
+    return [event for _, event in sorted(events, key=lambda item: item[0])][:MAX_EVENTS]
+
+
+def _matches(row: Mapping[str, object], where: Mapping[str, str]) -> bool:
+    """Whether an anomaly is of the owner that is asked about; what is no level of the tree does not exclude it."""
+    owner = {"team": row["team"], **(row["owner"] or {})}  # type: ignore[dict-item]
+    return all(owner.get(dimension, value) == value for dimension, value in where.items())
+
+
+def _anomaly(row: Mapping[str, object]) -> Event:
+    evidence = row["evidence"]
+    assert isinstance(evidence, Mapping)
+    micro, currency = row["cost_micro"], row["currency"]
+    assert isinstance(row["since_ms"], int)
+    return Event(
+        kind="anomaly",
+        at=instant(row["since_ms"]),
+        text=cut(f"{name(str(row['subject']))}: {evidence.get('sentence') or 'unusual spending'}", 300),
+        amount=micro_money(micro, str(currency)) if isinstance(micro, int) and currency else None,
+    )
+
+
+def _corrections(lines: Sequence[ChargedLine], by: tuple[str, ...], where: Mapping[str, str]) -> Iterable[Event]:
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    for line in lines:
+        keys = shown_keys(line, by)
+        if line.correction_of and line.currency and bills.meets(keys, by, where):
+            sums[line.correction_of, line.currency] += line.cost_micro or 0
+    for (month, currency), micro in sorted(sums.items()):
+        yield Event(
+            kind="correction",
+            at=None,
+            text=f"corrections of the closed month {month} are billed in this period",
+            amount=micro_money(micro, currency),
+        )
+
+
+def _price(price: Price) -> Event:
+    place = ", ".join(filter(None, [name(price.gpu_model), name(price.pool) and f"pool {name(price.pool)}"])) or "any"
+    rate = f"{price.rate:f} {price.currency} per GPU-hour ({price.purchase})"
+    return Event(
+        kind="price",
+        at=instant(price.effective_from_ms),
+        text=f"a rate takes effect: {rate} of {place}",
+    )
