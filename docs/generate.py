@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docs import manual, seen_on
+from docs import assistants, manual, seen_on
 
 from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Metric
@@ -217,6 +217,7 @@ def chart_values(text: str) -> Iterator[tuple[list[str], Any, str]]:
 
 PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "commands.md": commands_page,
+    REFERENCE / "assistants.md": lambda: assistants.page(NOTICE, table),
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "tables.md": schema_page,

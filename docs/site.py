@@ -48,14 +48,15 @@ SECTIONS = {
         )
     ],
     "Answer for the bill": [
-        f"docs/guides/{name}.md" for name in ("analyst", "import", "what-a-gpu-hour-costs", "unit-cost", "disputes")
+        f"docs/guides/{name}.md"
+        for name in ("analyst", "import", "what-a-gpu-hour-costs", "unit-cost", "disputes", "assistants")
     ],
     "Lead a team": [f"docs/guides/{name}.md" for name in ("team-lead", "which-gpus-can-i-give-back", "mails")],
     "Plan capacity": [
         "docs/forecasting.md",
         *(f"docs/guides/{name}.md" for name in ("autoscaling", "plan", "over-time")),
     ],
-    "Reference": [f"docs/reference/{name}.md" for name in ("commands", "settings", "metrics", "tables")],
+    "Reference": [f"docs/reference/{name}.md" for name in ("commands", "settings", "metrics", "tables", "assistants")],
     "Runbooks": ["docs/runbooks/"],
     "Trust": [f"docs/{name}.md" for name in ("reliability", "security", "performance", "scale", "insight")],
     "Develop": ["ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "tests/scenarios/README.md"],

@@ -228,10 +228,13 @@ def mcp_server(settings: Settings, opened: Database, clock: Callable[[], dt.date
     It sees what the reader of `mcp_token_file` sees; without that file all, as every command on this database does.
     """
     require_mcp()
+    from starlette.exceptions import HTTPException
+
     from gpuledger_collector.api.auth.principal import Principal
     from gpuledger_collector.api.context import as_http_error
     from gpuledger_collector.mcp import server
     from gpuledger_collector.settings import read_secret
+    from gpuledger_common.settings import SettingsError
 
     keys, path = access_keys(settings, opened, clock), settings.mcp_token_file
     # A token that is named must be a valid one, also where nobody else needs any.
@@ -247,6 +250,11 @@ def mcp_server(settings: Settings, opened: Database, clock: Callable[[], dt.date
         except Exception as error:
             raise as_http_error(error) or error from error
 
+    try:
+        reader(None)
+    except HTTPException as error:
+        # Said at start, where whoever set it up looks, and not only in the answers to questions.
+        raise SettingsError(f"mcp_token_file: {error.detail}") from error
     source = server.Source(opened, lambda: round(clock().timestamp() * 1000), reader, settings.public_url)
     return server.create(source)
 

@@ -1,0 +1,134 @@
+"""`gpuledger mcp` as an assistant starts it: a process that speaks the protocol on its standard streams."""
+
+import json
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from mcp import StdioServerParameters
+
+from fakes.assistant import ERAS, Assistant
+from fakes.processes import BIN, environment
+from gpuledger_collector.storage.access import tokens
+from gpuledger_collector.storage.access.tokens import Token
+
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+}
+LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+
+
+def command(dsn, *arguments, **variables):
+    given = environment(GPULEDGER_DSN=dsn, GPULEDGER_PUBLIC_URL="https://ledger.example", **variables)
+    return StdioServerParameters(command=str(BIN / "gpuledger"), args=["mcp", *map(str, arguments)], env=given)
+
+
+@pytest.fixture
+def token_file(books, tmp_path):
+    def write(role, owner=None):
+        with psycopg.connect(books.dsn) as connection:
+            secret = tokens.create(connection, Token(0, f"{role}-{tmp_path.name}", role, None, owner, "", 1))[1]
+        path = tmp_path / role
+        path.write_text(secret + "\n")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_both_eras_get_the_answers_of_the_ledger(books, era):
+    """The answers of the process are those of the server in this process; its links lead to the public address."""
+    asking = Assistant(command(books.dsn), era)
+    reply = asking.ask("get_cost", period="2026-08")
+    own = books.assistant().ask("get_cost", period="2026-08")
+    assert (reply.rows, reply.totals) == (own.rows, own.totals)
+    assert reply.content["link"] == "https://ledger.example/statements/team/2026-08"
+
+
+def test_a_viewers_token_narrows_what_is_read(books, token_file):
+    """By --token-file or by its variable; the file holds the secret, never an argument."""
+    path = token_file("viewer", {"team": "alpha"})
+    for process in (command(books.dsn, "--token-file", path), command(books.dsn, GPULEDGER_MCP_TOKEN_FILE=str(path))):
+        reply = Assistant(process).ask("get_cost", period="2026-08")
+        assert [row["names"]["team"] for row in reply.rows] == ["alpha"]
+
+
+def refused(books, *arguments):
+    answer = subprocess.run(
+        [BIN / "gpuledger", "mcp", *map(str, arguments)],
+        env=environment(GPULEDGER_DSN=books.dsn),
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.stdout == ""
+    return answer.returncode, answer.stderr
+
+
+def test_a_token_that_may_not_read_ends_it_at_start(books, token_file, tmp_path):
+    """One sentence and exit code 2, instead of a server that refuses every question."""
+    (tmp_path / "unknown").write_text("gpl_unknown\n")
+    for path, words in (
+        (tmp_path / "unknown", "a reader's token is needed"),
+        (token_file("agent"), "is an agent's: it may report and not read"),
+        (tmp_path / "absent", "cannot be read"),
+    ):
+        code, said = refused(books, "--token-file", path)
+        assert code == 2, said
+        assert said.startswith("gpuledger: mcp_token_file: ")
+        assert words in said
+        assert said.count("\n") == 1
+
+
+def test_standard_output_holds_the_protocol_alone(books):
+    """Each line is a message; it ends with 0 when the client closes the stream."""
+    lines = [HELLO, {"jsonrpc": "2.0", "method": "notifications/initialized"}, LIST]
+    answer = subprocess.run(
+        [BIN / "gpuledger", "mcp"],
+        env=environment(GPULEDGER_DSN=books.dsn, GPULEDGER_LOG_LEVEL="debug"),
+        input="".join(json.dumps(line) + "\n" for line in lines),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    said = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert all(message["jsonrpc"] == "2.0" for message in said)
+    assert 1 in [message.get("id") for message in said]
+
+
+WITHOUT = "import sys\nsys.modules['mcp'] = None\nfrom gpuledger_collector.__main__ import main\nsys.argv = {}\nmain()"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [(["mcp"], {}), (["serve"], {"GPULEDGER_MCP": "true", "GPULEDGER_LISTEN": "127.0.0.1:0"})],
+)
+def test_without_the_extra_a_sentence_says_how_to_get_it(books, arguments, variables):
+    """Exit code 3, and nothing is served."""
+    answer = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(["gpuledger", *arguments])],
+        env=environment(GPULEDGER_DSN=books.dsn, **variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 3, answer.stderr
+    (sentence,) = answer.stderr.splitlines()[-1:]
+    assert sentence.endswith("pip install 'gpuledger[collector,embedded,mcp]'")
+
+
+def test_other_commands_do_not_load_the_sdk():
+    """Neither the list of commands nor the collector's modules import it."""
+    imports = ("gpuledger_collector.wiring", "gpuledger_collector.serving", "gpuledger_collector.api.app")
+    code = "import sys, importlib\nfrom gpuledger_collector.cli import build\nbuild()\n"
+    code += f"for name in {imports}: importlib.import_module(name)\nsys.exit('mcp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), timeout=120, check=False).returncode == 0
