@@ -62,6 +62,18 @@ def test_alembic_folder_shadows_no_package():
     assert not list((ROOT / "alembic").rglob("__init__.py"))
 
 
+def test_an_extra_is_pinned_as_the_collector_is():
+    """Installed beside the collector, it changes no package that both have."""
+    collector, extra = (
+        dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / f"{name}.txt").read_text(), re.MULTILINE))
+        for name in ("collector", "mcp")
+    )
+    assert "mcp" in extra
+    assert {name: collector[name] for name in extra if name in collector} == {
+        name: version for name, version in extra.items() if name in collector
+    }
+
+
 def test_requirements_are_hashed_and_name_no_address():
     """Pinned files hold hashes for every package and no address of an index."""
     for path in sorted((ROOT / "requirements").glob("*.txt")):

@@ -108,6 +108,7 @@ NEITHER = {
     "export config": "TOML, for `gpuledger apply`",
     "export erp": "CSV in the columns that its template names",
     "focus periods": "CSV, as FOCUS wants it",
+    "mcp": "a server that only reads",
     "serve": "a server; --check-config is its dry run",
     "statement": "a page of HTML for people; `chargeback --format` has its numbers for programs",
 }
