@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.disputes import BadStep, Remedy
 from gpuledger_collector.accounting.exchange import Exchange, ExchangeRate, view
 from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.accounting.owned_hardware import Owned
 from gpuledger_collector.accounting.period import Period, date_range, month
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
@@ -26,7 +27,7 @@ from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.services.close import CannotClose, close_period
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing import adjustments, commitments, declarations, disputes, prices
+from gpuledger_collector.storage.billing import adjustments, commitments, declarations, disputes, node_costs, prices
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import reports, rules, zones
@@ -279,6 +280,26 @@ class Story:
         )
         kept = [one for one in adjustments.declared(self.connection) if one.name != policy.name]
         adjustments.replace(self.connection, [*kept, policy], self._now())
+
+    def do_nodecost(self, text: str) -> None:
+        given = match(
+            r"(?P<name>\S+): (?P<rate>[\d.]+) (?P<currency>[A-Z]{3}) a node-hour(?: in (?P<pool>\S+))?"
+            rf"(?: on (?P<node>\S+))?(?: from (?P<start>{_DATE}))?(?: to (?P<end>{_DATE}))?",
+            text,
+        )
+        cost = NodeCost(
+            None,
+            given["name"],
+            given["currency"],
+            given["pool"] or "",
+            given["node"] or "",
+            Decimal(given["rate"]),
+            from_on=None if given["start"] is None else dt.date.fromisoformat(given["start"]),
+            to_on=None if given["end"] is None else dt.date.fromisoformat(given["end"]),
+        )
+        place = cost.name, cost.pool, cost.node
+        kept = [one for one in node_costs.current(self.connection) if (one.name, one.pool, one.node) != place]
+        node_costs.replace(self.connection, [*kept, cost], self._now())
 
     def do_drop(self, text: str) -> None:
         kept = [one for one in adjustments.declared(self.connection) if one.name != text]

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from gpuledger_collector.accounting.money import rate_nano
+from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.pricing import model_match
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
@@ -35,7 +36,7 @@ POLICIES = (TIERED, MARKUP, DISCOUNT)
 ENTRIES = (CREDIT, DEBIT, TRUE_UP)
 KINDS = (*POLICIES, *ENTRIES)
 """The kinds of adjustments, which are the states of their charges."""
-PAID_BY_OWNERS = frozenset((HELD, *KINDS))
+PAID_BY_OWNERS = frozenset((HELD, NODE_COST, *KINDS))
 """States of charges that an owner pays; others are time that nobody held."""
 FLEET = "fleet"
 """Whose hours a tier counts: everybody's together."""

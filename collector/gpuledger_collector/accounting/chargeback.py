@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.measures import add_known
 from gpuledger_collector.accounting.money import MICRO, minor_digits
+from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_groups
@@ -302,7 +303,7 @@ def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     if line.state in PAID_BY_OWNERS:
         named = zip(line.keys, by, strict=True)
         # An adjustment is paid by an owner and is no workload's: in that column stands its kind.
-        nobody = {"workload": UNATTRIBUTED if line.state == HELD else f"({line.state})"}
+        nobody = {"workload": UNATTRIBUTED if line.state in {HELD, NODE_COST} else f"({line.state})"}
         return tuple(
             [
                 _shown(key, name) or nobody.get(name, UNATTRIBUTED if name in _OWNER_DIMENSIONS else "")

@@ -62,6 +62,8 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
             None if commitment is None else replace(commitment, id=None),
             # By name: another percentage of the same policy changes an amount, and makes no second line.
             "" if charge.adjustment is None else charge.adjustment.name,
+            # The terms, as of prices: a correction is so many node-hours at one price.
+            None if charge.node_cost is None else (charge.node_cost.name, charge.node_cost.rate),
         )
         known = sums.get(key)
         sums[key] = charge if known is None else _joined(known, charge)
@@ -93,4 +95,5 @@ def _order(charge: Charge) -> tuple[object, ...]:
         str(charge.owner),
         "" if charge.commitment is None else charge.commitment.name,
         "" if charge.adjustment is None else charge.adjustment.name,
+        "" if charge.node_cost is None else charge.node_cost.name,
     )

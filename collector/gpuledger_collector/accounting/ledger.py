@@ -167,7 +167,9 @@ def check_conservation(
     charged_cost: dict[str, int] = defaultdict(int)
     for charge in charges:
         # Imported usage is charged, but has no capacity to compare it with.
-        is_capacity = charge.accelerator_id is not None or charge.state == COMMITMENT_UNUSED
+        is_capacity = (
+            charge.accelerator_id is not None or charge.state == COMMITMENT_UNUSED or charge.node_cost is not None
+        )
         if is_capacity and charge.currency is not None:
             charged_cost[charge.currency] += charge.cost_micro or 0
     held, unallocated, unavailable, unobserved, stranded = (

@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.adjustments import POLICIES, Adjustment, Hel
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commitment, Coverage, CoveredShare
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
@@ -82,11 +83,15 @@ class Charge(Measures):
     currency: str | None
     commitment: Commitment | None = None
     adjustment: Adjustment | None = None
+    node_cost: NodeCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityCost:
-    """Capacity x rate of one accelerator over a day, computed independently of the charges that must add up to it."""
+    """Capacity x rate of one accelerator over a day, computed independently of the charges that must add up to it.
+
+    What nodes cost is one without capacity: a price x time, and no GPU-time.
+    """
 
     capacity_ns: int
     cost: Mapping[str, int] = field(default_factory=dict)

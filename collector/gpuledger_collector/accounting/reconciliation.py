@@ -67,10 +67,18 @@ class Reconciliation:
     """Months of the ledger that are not the sum of its days."""
     adjusted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Adjustments of its days beside capacity x rate: micro-units by name and currency."""
+    nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Node costs, which are part of the whole: micro-units by name and currency."""
     misadjusted: Sequence[int] = ()
     """Days (unix ms) whose adjustments are not what policies and entries make of what was held."""
     claims: Sequence[RefusedClaim] = ()
     """Claims of the period that were refused and that nobody has decided."""
+
+    @property
+    def equation(self) -> str:
+        """What the charges must add up to, in words."""
+        commitments = [] if self.charged is self.parts else ["commitments"]
+        return " + ".join(["capacity x rate", *commitments, *(["node costs"] if self.nodes else [])])
 
     @property
     def charged(self) -> Mapping[str, Sums]:

@@ -102,6 +102,8 @@ def line_of(exported: ExportedCharge) -> bytes:
         content |= {"commitment": charge.commitment.name, "contracted_cost_micro": charge.contracted_cost_micro}
     if charge.adjustment is not None:
         content["adjustment"] = charge.adjustment.name
+    if charge.node_cost is not None:
+        content |= {"node_cost": charge.node_cost.name, "rate": _rate_text(charge.node_cost.rate)}
     # Sorted keys and no spaces: one charge has one text, whoever computes it. Names change after a close and are not
     # part of it (decision 0009).
     return _JSON.encode(content).encode()

@@ -37,9 +37,10 @@ def apply(
     """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; other rules are superseded,
-    never deleted. The same holds for [[adjustment]] (markups, discounts, tiers), [[location]], [[budget]],
-    [[shared_cost]], [[share]], [[cost_center]], [[carbon]], [[recipient]], [[contact]], [[action]] and [[pool]] tables.
-    Prices are added as `import prices` does; credits and debits are booked once. The affected days are rated again.
+    never deleted. The same holds for [[adjustment]] (markups, discounts, tiers), [[location]], [[node_cost]],
+    [[budget]], [[shared_cost]], [[share]], [[cost_center]], [[carbon]], [[recipient]], [[contact]], [[action]] and
+    [[pool]] tables. Prices are added as `import prices` does; credits and debits are booked once. The affected days are
+    rated again.
     """
     parsed = read_declared(file)
     for problem in in_order(parsed.problems):

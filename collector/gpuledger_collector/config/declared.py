@@ -29,7 +29,7 @@ from gpuledger_collector.storage.locks import Connection, Lock
 
 BILLING_ZONE = "billing_zone"
 TABLES = (BILLING_ZONE, *KINDS)
-_LIKE_A_CLOSE = {"adjustment", "shared_cost", "cost_center", "carbon", "location"}
+_LIKE_A_CLOSE = {"adjustment", "node_cost", "shared_cost", "cost_center", "carbon", "location"}
 """Kinds that are ordered with closes: what is declared while a month is being closed waits for it."""
 _PLACE = re.compile(r"at line (\d+), column (\d+)")
 _DATED = re.compile(r"\s*([\w-]+)\s*=\s*(\d{4}-\d{1,2}-\d{1,2}(?:[Tt ]\d[\d:.]*(?:[Zz]|[+-]\d\d:\d\d)?)?)\s*(?:#.*)?$")

@@ -14,6 +14,7 @@ from gpuledger_collector.config import (
     cost_centers,
     locations,
     money,
+    node_costs,
     notification_rules,
     pool_shares,
     prices,
@@ -28,6 +29,7 @@ from gpuledger_collector.storage.billing import adjustments as stored_adjustment
 from gpuledger_collector.storage.billing import bills, commitments, declarations
 from gpuledger_collector.storage.billing import budgets as stored_budgets
 from gpuledger_collector.storage.billing import locations as stored_locations
+from gpuledger_collector.storage.billing import node_costs as stored_node_costs
 from gpuledger_collector.storage.billing import prices as stored_prices
 from gpuledger_collector.storage.billing import providers as stored_providers
 from gpuledger_collector.storage.capacity import scaling as stored_pools
@@ -74,6 +76,7 @@ KINDS: Mapping[str, Kind] = {
     "adjustment": Kind(
         "adjustments", adjustments.DeclaredAdjustment, stored_adjustments.replace, stored_adjustments.declared
     ),
+    "node_cost": Kind("node costs", node_costs.DeclaredNodeCost, stored_node_costs.replace, stored_node_costs.current),
     "shared_cost": Kind(
         "shared costs", shared_costs.DeclaredSharedCost, declarations.replace_shared_costs, declarations.shared_costs
     ),

@@ -8,6 +8,7 @@ one Adjustment row that brings its rows to the cents booked. The cents of a mont
 remainder: their EffectiveCost adds up to the chargeback of that month, their BilledCost to its cash view. What an
 invoice pays of shared costs is an Adjustment row for each of them, negative where a cost was moved away
 (docs/decisions/0013-shared-costs.md): those of a moved cost add up to zero, and nobody is paid by them.
+A share of a node (docs/decisions/0027-node-costs.md) is a Usage row of node-hours.
 Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
 """
 
@@ -29,6 +30,7 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.locations import NOWHERE, Locations, PoolLocation
 from gpuledger_collector.accounting.money import MICRO, minor_digits, rate_nano, to_minor_units
+from gpuledger_collector.accounting.node_costs import NODE_COST, NodeCost
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
 from gpuledger_collector.accounting.providers import ProviderNames
@@ -195,6 +197,8 @@ def usage_rows(
             yield exported, _usage(exported, level, issuer, book)
         elif charge.adjustment is not None and charge.cost_micro:
             yield exported, _adjustment(exported, charge.adjustment, level, issuer, book)
+        elif charge.node_cost is not None and charge.cost_micro:
+            yield exported, _node_share(exported, charge.node_cost, level, issuer, book)
 
 
 def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -> None:
@@ -282,6 +286,65 @@ def _adjustment(exported: ExportedCharge, adjustment: Adjustment, level: str, is
         "x_GpuModel": neutral(charge.gpu_model),
         "x_Pool": neutral(charge.pool),
     }
+
+
+def _node_share(exported: ExportedCharge, node_cost: NodeCost, level: str, issuer: Issuer, book: Book) -> Row:
+    """The row of a share of what a node costs: node-hours at its price, and no GPU-time."""
+    charge = exported.charge
+    booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
+    names = book.names(charge.pool, booked_ms, issuer)
+    key, invoice = book.invoice(booked_ms, charge.currency or "", billed_to(charge, level), names)
+    rate = rate_nano(node_cost.rate)
+    # The charge is a share of price x time, so its price gives the node-hours that it is.
+    hours = round_half_even_div((charge.cost_micro or 0) * 1000 * NANO, rate)
+    cost = hours * rate
+    for amount in (invoice.borne, invoice.paid):
+        amount.micro += charge.cost_micro or 0
+        amount.written += cost
+    rate_text, quantity = _price_text(rate), fixed(hours, 9)
+    return {
+        **_common(key, invoice, level, issuer, book.closed),
+        "PublisherName": _name(names.publisher),
+        **_costs(cost, cost, cost, cost),
+        "ServiceCategory": "Compute",
+        "ServiceName": "GPU Node",
+        "ServiceSubcategory": "Other (Compute)",
+        "ChargeCategory": "Usage",
+        "ChargeClass": "Correction" if exported.booked_day_ms is not None else "",
+        "ChargeDescription": neutral(_node_description(exported, node_cost)),
+        "ChargeFrequency": "Usage-Based",
+        "ChargePeriodStart": format_instant(charge.start_ms - charge.start_ms % 1000),
+        "ChargePeriodEnd": format_instant(-(-charge.end_ms // 1000) * 1000),
+        "ConsumedQuantity": quantity,
+        "ConsumedUnit": "Node-Hours",
+        "ContractedUnitPrice": rate_text,
+        "ListUnitPrice": rate_text,
+        "PricingCategory": "Standard",
+        "PricingQuantity": quantity,
+        "PricingUnit": "Node-Hours",
+        "PricingCurrencyContractedUnitPrice": rate_text,
+        "PricingCurrencyListUnitPrice": rate_text,
+        "ResourceId": _name(charge.node),
+        "ResourceName": _name(charge.node),
+        "ResourceType": "Node",
+        "SkuId": _name(node_cost.name),
+        "SkuMeter": "Node time",
+        "SkuPriceId": neutral(f"{node_cost.name}/{node_cost.from_on or 'always'}/{node_cost.id}"),
+        "SkuPriceDetails": _price_details(charge.gpu_model, charge.pool),
+        "Tags": flat_json(_tags(exported, level, key[2])),
+        "x_CostBasis": charge.state,
+        "x_GpuModel": _name(charge.gpu_model),
+        "x_Pool": _name(charge.pool),
+        "x_WasteCost": fixed(cost, 18) if charge.state in WASTED_STATES else "",
+        "x_Notice": neutral(book.notices.get(key[0], Notices()).of(charge)),
+    }
+
+
+def _node_description(exported: ExportedCharge, node_cost: NodeCost) -> str:
+    charge = exported.charge
+    held_by = exported.workload_name or exported.workload_key or "a workload without a name"
+    whose = f"of {held_by}" if charge.state == NODE_COST else f"that is {charge.state}"
+    return f"Node cost {node_cost.name}: share of {charge.node} {whose}"
 
 
 def _unit_prices(charge: Charge) -> tuple[int, int]:

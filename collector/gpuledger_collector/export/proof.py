@@ -46,6 +46,7 @@ def as_json(sheet: Reconciliation) -> str:
         "money": money,
         "commitment_unused_gpu_ns": sheet.unused.gpu_ns,
         "outside": {"imported_gpu_ns": sheet.imported.gpu_ns, "imported_cost_micro": dict(sheet.imported.cost)},
+        "node_costs_micro": {name: dict(sums) for name, sums in sorted(sheet.nodes.items())},
         "adjustments_micro": {name: dict(sums) for name, sums in sorted(sheet.adjusted.items())},
         "misadjusted_days": [sheet.calendar.date_of(day_ms).isoformat() for day_ms in sheet.misadjusted],
         "unpriced_gpu_ns": sheet.unpriced_ns,
@@ -78,7 +79,7 @@ def as_json(sheet: Reconciliation) -> str:
 def as_text(sheet: Reconciliation) -> str:
     """One screen: the sums, whether they agree, the days that do not, what was outside."""
     out = io.StringIO()
-    names = [*sheet.charged, "capacity x rate" if sheet.charged is sheet.parts else "capacity x rate + commitments"]
+    names = [*sheet.charged, sheet.equation]
     hours = [f"{value:.6f}" for value in hours_decimal([sums.gpu_ns for sums in sheet.parts.values()])]
     hours += [""] * (len(sheet.charged) - len(sheet.parts))
     hours.append(f"{hours_decimal([sheet.capacity.gpu_ns])[0]:.6f}")
@@ -108,7 +109,7 @@ def table(sheet: Reconciliation) -> list[tuple[str, int | None, list[str]]]:
         (name, sheet.parts[name].gpu_ns if name in sheet.parts else None, [parts[name] for parts, _ in money])
         for name in sheet.charged
     ]
-    return [*rows, ("capacity x rate", sheet.capacity.gpu_ns, [whole for _, whole in money])]
+    return [*rows, (sheet.equation, sheet.capacity.gpu_ns, [whole for _, whole in money])]
 
 
 def is_proved(sheet: Reconciliation) -> bool:
@@ -156,6 +157,7 @@ def doubts(sheet: Reconciliation) -> list[str]:
     if sheet.imported.gpu_ns:
         outside = f"{hours_decimal([sheet.imported.gpu_ns])[0]:.6f} GPU-hours"
         said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
+    said += [f"Of it, node cost {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.nodes.items())]
     said += [f"Beside it, adjustment {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.adjusted.items())]
     if sheet.misadjusted:
         days = ", ".join(str(sheet.calendar.date_of(day_ms)) for day_ms in sheet.misadjusted)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpuledger_collector.accounting.attribution import edges_of
 from gpuledger_collector.accounting.commitments import Commitment, Coverage, CoveredShare, Demand, Key, cover
+from gpuledger_collector.accounting.node_costs import NodePlace
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
@@ -39,6 +40,12 @@ def placed(
                 together.setdefault(placement.accelerator, (placement, []))[1].append(part)
         for at, (placement, capacity) in enumerate(together.values()):
             yield (0, accelerator_id, at), placement, capacity
+
+
+def node_places(placements: Mapping[int, Sequence[RatedPlacement]], day: Period) -> Iterator[NodePlace]:
+    """Node and pool of each accelerator on a day, and when it was there."""
+    for _, placement, capacity in placed(placements, day):
+        yield placement.accelerator.node, placement.accelerator.pool, capacity
 
 
 def counted(usage: ImportedUsage) -> Key:

@@ -19,6 +19,8 @@ from gpuledger_collector.accounting.commitments import Commitment, CommitmentCos
 from gpuledger_collector.accounting.corrections import difference
 from gpuledger_collector.accounting.imported_usage import SeenAccelerator, without_seen
 from gpuledger_collector.accounting.ledger import RatedDay, check_conservation, summarize
+from gpuledger_collector.accounting.node_charges import NodeUsage
+from gpuledger_collector.accounting.node_costs import NodeCost, node_hours
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import PriceBook
@@ -38,10 +40,10 @@ from gpuledger_collector.accounting.rating import (
 )
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
 from gpuledger_collector.accounting.usage import HourlyUsage, merged, rating_intervals
-from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, placed
+from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, node_places, placed
 from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of, with_stranded
-from gpuledger_collector.storage.billing import adjustments, commitments, periods, reattributions
+from gpuledger_collector.storage.billing import adjustments, commitments, node_costs, periods, reattributions
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import inventory, months, rated_days, reports, rules, usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -108,6 +110,7 @@ class DayUsage:
     imported: Sequence[ImportedUsage]
     owners: Owners
     commitments: Sequence[Commitment] = ()
+    node_costs: Sequence[NodeCost] = ()
     adjusting: DayAdjustments = field(default_factory=DayAdjustments)
 
 
@@ -171,6 +174,7 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
         imported=imported,
         owners=owners,
         commitments=commitments.current(connection),
+        node_costs=node_costs.holding(connection, zones.calendar(connection).date_of(day.start_ms)),
         adjusting=adjusting_on(connection, day),
     )
 
@@ -202,6 +206,7 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
     coverage = cover_day(usage.commitments, usage.day, usage.until_ms, usage.placements, usage.imported, book)
     charges: list[Charge] = []
     capacities: list[CapacityCost] = []
+    nodes = NodeUsage(usage.day, usage.until_ms)
     for key, placement, capacity, inside in _keyed(usage, book):
         owner_of = usage.owners.at(
             placement.accelerator.pool, placement.accelerator.node, placement.accelerator.accelerator_id
@@ -211,6 +216,8 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         charges += rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
         # Not derived from the charges: the conservation check compares two computations.
         capacities.append(capacity_cost(*where, book, usage.until_ms, covered))
+        if usage.node_costs:
+            nodes.add(placement.accelerator, capacity, inside, owner_of, usage.owners.key)
     for imported in usage.imported:
         owner_of = usage.owners.at(imported.pool, imported.node)
         tags = usage.owners.tags(imported.workload_id, imported.attributes_id)
@@ -220,6 +227,10 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
             imported, usage.day, book, owner_of, usage.until_ms, covered, tags, one_owner=one_owner
         )
     charges += unused_charges(coverage, usage.day.start_ms)
+    if usage.node_costs:
+        hours = list(node_hours(node_places(usage.placements, usage.day), usage.node_costs, usage.day, usage.until_ms))
+        charges += nodes.charges(hours)
+        capacities += [CapacityCost(0, {hour.cost.currency: hour.micro}) for hour in hours]
     # Last, since they follow from what the time of the day costs.
     charges += adjustment_charges(held_costs(charges), usage.day, usage.adjusting)
     return charges, capacities, coverage.costs
@@ -366,6 +377,10 @@ class Owners:
     def tags(self, workload_id: int, attributes_id: int | None = None) -> Mapping[str, str]:
         """What was written on a workload."""
         return self._facts(workload_id, attributes_id).tags
+
+    def key(self, workload_id: int, attributes_id: int | None = None) -> str:
+        """The key of a workload, which does not depend on the order of arrival."""
+        return self._facts(workload_id, attributes_id).key
 
     def order(self, piece: HourlyUsage) -> tuple[object, ...]:
         """The order in which pieces are rated: free of the numbers that arrival gave."""

@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from gpuledger_collector.accounting.adjustments import KINDS as ADJUSTMENTS
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ConservationCheck
+from gpuledger_collector.accounting.node_costs import NodeCost, node_hours
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import ImportedUsage, adjustment_charges, capacity_cost
 from gpuledger_collector.accounting.reconciliation import PARTS, ChargedState, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
-from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, placed
+from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, node_places, placed
 from gpuledger_collector.services.placements import placements_of, with_stranded
 from gpuledger_collector.services.rating import adjusting_on, imported_without_seen
-from gpuledger_collector.storage.billing import adjustments, commitments
+from gpuledger_collector.storage.billing import adjustments, commitments, node_costs
 from gpuledger_collector.storage.ledger import claims, inventory, months, reports, zones
 from gpuledger_collector.storage.locks import Connection
 
@@ -75,6 +76,7 @@ def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> R
         calendar=zones.calendar(connection),
         untrue_months=untrue,
         adjusted=adjusted,
+        nodes=reports.node_costs(connection, period),
         misadjusted=misadjusted,
         claims=claims.undecided(connection, period),
     )
@@ -115,7 +117,7 @@ def _adjustments(
 
 
 class _Again:
-    """Capacity x rate and what commitments pay for, computed again from inventory, price book and commitments.
+    """Capacity x rate, what commitments pay for and what nodes cost, computed again from inventory and declarations.
 
     Capacity in places of no rate counts in time and not in money.
     """
@@ -125,6 +127,7 @@ class _Again:
         self._book = book_of(connection)
         self._calendar = zones.calendar(connection)
         self._commitments = commitments.current(connection)
+        self._node_costs = node_costs.current(connection)
         rows = inventory.capacity(connection, period)
         self._held = placements_of(rows)
         # `_held` stays without the stranded parts, which replace no imported GPU.
@@ -140,6 +143,8 @@ class _Again:
         for key, placement, present in placed(self._placements, day):
             cost = capacity_cost(placement.accelerator, day, present, self._book, until_ms, coverage.of(key))
             sums.add(cost.capacity_ns, cost.cost)
+        for hour in node_hours(node_places(self._placements, day), self._node_costs_on(day), day, until_ms):
+            sums.add(0, {hour.cost.currency: hour.micro})
         # `capacity_cost` leaves out what is covered, so the commitments' cost is added, less what they pay for imported
         # counts.
         for paid in coverage.costs:
@@ -149,6 +154,10 @@ class _Again:
                 for share in (share for interval_shares in shares.values() for share in interval_shares):
                     sums.add(0, {share.commitment.currency: -share.cost_micro})
         return sums
+
+    def _node_costs_on(self, day: Period) -> list[NodeCost]:
+        day_on = self._calendar.date_of(day.start_ms)
+        return [cost for cost in self._node_costs if cost.holds_on(day_on)]
 
     def _imported(self, day: Period, until_ms: int) -> list[ImportedUsage]:
         """Imported usage, which commitments may cover as well; not read where there are no commitments."""

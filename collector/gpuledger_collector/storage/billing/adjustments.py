@@ -26,7 +26,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import declarations
-from gpuledger_collector.storage.billing.prices import mark_days_with_evidence
+from gpuledger_collector.storage.billing.prices import mark_dated
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -108,7 +108,7 @@ def replace(connection: Connection, wanted: Sequence[Adjustment], now: dt.dateti
     kept = {adjustment.id for adjustment in before} & {adjustment.id for adjustment in after}
     marked = 0
     for policy in (adjustment for adjustment in [*before, *after] if adjustment.id not in kept):
-        marked += _mark_policy(connection, policy, now)
+        marked += mark_dated(connection, policy.from_on, policy.to_on, now)
     booked = {adjustment.name: adjustment for adjustment in current(connection)}
     added = 0
     for entry in (adjustment for adjustment in wanted if adjustment.kind not in POLICIES):
@@ -207,13 +207,6 @@ def span_of(entry: Adjustment, calendar: Calendar) -> Period:
     assert entry.from_on is not None
     assert entry.to_on is not None
     return Period(calendar.start_of(entry.from_on), calendar.start_of(entry.to_on))
-
-
-def _mark_policy(connection: Connection, policy: Adjustment, now: dt.datetime) -> int:
-    calendar, now_ms = zones.calendar(connection), int(now.timestamp() * 1000)
-    first = 0 if policy.from_on is None else calendar.start_of(policy.from_on)
-    last = now_ms if policy.to_on is None else min(now_ms, calendar.start_of(policy.to_on))
-    return mark_days_with_evidence(connection, first, last) if last >= first else 0
 
 
 def _read(connection: Connection, where: str, values: Sequence[object]) -> list[Adjustment]:

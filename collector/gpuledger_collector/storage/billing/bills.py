@@ -129,7 +129,7 @@ def _facts(match: BillMatch) -> Mapping[str, object]:
 def observed(connection: Connection, period: Period) -> list[ObservedUsage]:
     """What was seen in the period's days, corrections included: held, unallocated and unavailable time at its rate."""
     columns = "day_ms, pool, node, currency, gpu_ns, cost_micro"
-    seen = "state IN ('held', 'unallocated', 'unavailable')"
+    seen = "state IN ('held', 'unallocated', 'unavailable') AND node_cost_id IS NULL"
     rows = connection.execute(
         f"SELECT day_ms, pool, node, currency, sum(gpu_ns)::bigint, coalesce(sum(cost_micro), 0)::bigint FROM ("
         f"SELECT {columns} FROM charge WHERE {seen} AND day_ms >= %(start)s AND day_ms < %(end)s UNION ALL "

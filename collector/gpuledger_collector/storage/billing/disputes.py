@@ -222,6 +222,8 @@ def _decisions(connection: Connection, dispute: Dispute, remedy: Remedy) -> list
             "adjustments are amounts, and no time that could move: gpuledger adjustments reverse takes one back, and "
             "what is right is booked anew"
         )
+    if not keyed and any(line.get("node_cost") for line in lines):
+        raise ValueError("a node's cost follows who held its accelerators: contest the lines of that time")
     if not keyed:
         raise ValueError("no workload is known to have held this time: give it one (tags, rules), not a reattribution")
     if remedy.owner is None and any(accelerator_id is None for _, accelerator_id in keyed):

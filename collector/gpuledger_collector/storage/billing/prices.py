@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing.declarations import DeclarationRefused
-from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -181,6 +181,14 @@ def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
     first = min(price.effective_from_ms for price in changed)
     last = max(now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed)
     return mark_days_with_evidence(connection, first, min(last, now_ms))
+
+
+def mark_dated(connection: Connection, from_on: dt.date | None, to_on: dt.date | None, now: dt.datetime) -> int:
+    """Mark the days with evidence for which a dated declaration holds, up to now."""
+    calendar, now_ms = zones.calendar(connection), int(now.timestamp() * 1000)
+    first = 0 if from_on is None else calendar.start_of(from_on)
+    last = now_ms if to_on is None else min(now_ms, calendar.start_of(to_on))
+    return mark_days_with_evidence(connection, first, last) if last >= first else 0
 
 
 def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:

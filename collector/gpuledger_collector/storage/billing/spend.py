@@ -40,7 +40,7 @@ def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
     rows = connection.execute(
         f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.currency, l.day_ms, sum(l.cost_micro)::bigint "
         "FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
-        "AND l.state = 'held' AND l.currency IS NOT NULL GROUP BY 1, 2, 3",
+        "AND l.state IN ('held', 'node_cost') AND l.currency IS NOT NULL GROUP BY 1, 2, 3",
         (min(since_ms, month.start_ms), today.end_ms),
     )
     costs: dict[tuple[str, str], dict[int, int]] = {}

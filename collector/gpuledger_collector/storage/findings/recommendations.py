@@ -153,7 +153,7 @@ def charged_places(connection: Connection, scope: Mapping[str, object], period: 
     ids = scope.get("workload_ids") or ([scope["workload_id"]] if scope.get("workload_id") is not None else None)
     columns = (
         "day_ms, accelerator_id, workload_id, owner_id, pool, gpu_model, node, state, price_id, "
-        "commitment_id, currency, cost_micro, idle_cost_micro, gpu_ns, busy_ns, idle_ns"
+        "commitment_id, node_cost_id, currency, cost_micro, idle_cost_micro, gpu_ns, busy_ns, idle_ns"
     )
     rows = connection.execute(
         f"""
@@ -164,7 +164,7 @@ def charged_places(connection: Connection, scope: Mapping[str, object], period: 
         FROM (SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) AS c
         LEFT JOIN owner o ON o.id = c.owner_id LEFT JOIN workload w ON w.id = c.workload_id
         LEFT JOIN price p ON p.id = c.price_id
-        WHERE c.day_ms >= %(start)s AND c.day_ms < %(end)s
+        WHERE c.day_ms >= %(start)s AND c.day_ms < %(end)s AND c.node_cost_id IS NULL
             AND (%(ids)s::bigint[] IS NULL OR c.workload_id = ANY(%(ids)s))
             AND (%(name)s::text IS NULL OR (w.name = %(name)s AND coalesce(o.team, '') = %(team)s))
             AND (%(pool)s::text IS NULL OR c.pool = %(pool)s)
@@ -280,11 +280,12 @@ _CHARGED = """day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool
 
 
 def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
-    """Charges and corrections of a workload, without owners."""
+    """Charges and corrections of a workload's GPU-time, without owners and without its share of nodes."""
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
-            f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s UNION ALL "
-            f"SELECT {_CHARGED} FROM correction WHERE workload_id = %s ORDER BY day_ms, start_ms, accelerator_id",
+            f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s AND node_cost_id IS NULL UNION ALL "
+            f"SELECT {_CHARGED} FROM correction WHERE workload_id = %s AND node_cost_id IS NULL "
+            "ORDER BY day_ms, start_ms, accelerator_id",
             (workload_id, workload_id),
         ).fetchall()
     book = prices.by_id(connection, {row["price_id"] for row in rows if row["price_id"] is not None})

@@ -61,7 +61,8 @@ def daily_by_team(
     where = "".join(f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %s" for level in owner)
     rows = connection.execute(
         "SELECT l.currency, coalesce(o.team, ''), l.day_ms, sum(l.cost_micro) FROM ledger_day l "
-        "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' "
+        "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
+        "AND l.state IN ('held', 'node_cost') "
         f"AND l.currency IS NOT NULL{where} GROUP BY 1, 2, 3",
         (period.start_ms, period.end_ms, *owner.values()),
     )

@@ -21,7 +21,7 @@ _PLACE_COLUMNS = ("state", "pool", "gpu_model", "node")
 _CHARGE_COLUMNS = ", ".join(
     (
         *("day_ms", "start_ms", "end_ms", "accelerator_id", "workload_id", "owner_id", *_PLACE_COLUMNS, "price_id"),
-        *("currency", "commitment_id", "adjustment_id", *MEASURES),
+        *("currency", "commitment_id", "adjustment_id", "node_cost_id", *MEASURES),
     )
 )
 _LINE_COLUMNS = ", ".join(("day_ms", "owner_id", "state", "pool", "gpu_model", "currency", *MEASURES))
@@ -182,6 +182,7 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
         charge.currency,
         None if charge.commitment is None else charge.commitment.id,
         None if charge.adjustment is None else charge.adjustment.id,
+        None if charge.node_cost is None else charge.node_cost.id,
         *amounts_of(charge),
     )
 

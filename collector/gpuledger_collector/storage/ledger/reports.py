@@ -15,12 +15,14 @@ from gpuledger_collector.accounting.adjustments import Adjustment, HeldCost, Pla
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
 from gpuledger_collector.accounting.measures import COMPARED, MEASURES, SUMMED
+from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reconciliation import ChargedState
 from gpuledger_collector.storage.billing import adjustments, commitments, prices
+from gpuledger_collector.storage.billing import node_costs as stored_node_costs
 from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
 
@@ -155,6 +157,21 @@ def adjusted_costs(connection: Connection, period: Period) -> dict[tuple[int, st
     return {(int(day_ms), name, currency): int(micro) for day_ms, name, currency, micro in rows if micro}
 
 
+def node_costs(connection: Connection, period: Period) -> dict[str, dict[str, int]]:
+    """Add up what the nodes of a period's days cost, with all corrections: by name and currency."""
+    columns = "day_ms, node_cost_id, currency, cost_micro"
+    rows = connection.execute(
+        f"SELECT n.name, l.currency, sum(l.cost_micro)::bigint FROM (SELECT {columns} FROM charge UNION ALL "
+        f"SELECT {columns} FROM correction) l JOIN node_cost n ON n.id = l.node_cost_id "
+        "WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY 1, 2 ORDER BY 1, 2",
+        (period.start_ms, period.end_ms),
+    )
+    sums: dict[str, dict[str, int]] = {}
+    for name, currency, micro in rows:
+        sums.setdefault(name, {})[currency] = int(micro)
+    return sums
+
+
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
     """Sum the corrections of the period's days, wherever they are booked, by a level of the owner tree."""
     rows = connection.execute(
@@ -186,8 +203,8 @@ _CHARGE_COLUMNS = (
 )
 """Columns of a charge that are also attributes of Charge."""
 _PRICE = len(_CHARGE_COLUMNS)
-"""Place of the price's number in a row of `_EXPORTED`; those of commitment, adjustment and owner come next."""
-_OWNER = _PRICE + 3
+"""Place of the price's number in a row of `_EXPORTED`; those of what else a charge follows from come next."""
+_OWNER = _PRICE + 4
 _NAMES = _OWNER + 1 + len(LEVELS)
 _ROWS_AT_ONCE = 5000
 _EXPORTED_NAMES = ("accelerator_uuid", "workload_key", "workload_name", "user", "tags", "booked_day_ms", "device_uuid")
@@ -195,7 +212,7 @@ _EXPORTED_NAMES = ("accelerator_uuid", "workload_key", "workload_name", "user", 
 # stays the same; the order is total, for the same reason.
 _EXPORTED = f"""
     SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id, c.adjustment_id,
-        o.id AS owner_id, {", ".join(LEVEL_COLUMNS[level] for level in LEVELS)},
+        c.node_cost_id, o.id AS owner_id, {", ".join(LEVEL_COLUMNS[level] for level in LEVELS)},
         a.uuid AS accelerator_uuid, w.key AS workload_key,
         coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id)
             AS workload_name,
@@ -209,9 +226,9 @@ _EXPORTED = f"""
     LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
     ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
         c.end_ms, c.pool, c.gpu_model, c.node, c.gpu_ns, c.price_id, o.id, c.commitment_id, c.adjustment_id,
-        c.correction_id
+        c.node_cost_id, c.correction_id
 """
-_COMMON = ", ".join((*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id", "adjustment_id"))
+_COMMON = ", ".join((*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id", "adjustment_id", "node_cost_id"))
 _LINES = f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge WHERE "
 _CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
 
@@ -255,19 +272,20 @@ def billed_of(
 
 def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Iterator[ExportedCharge]:
     cursor = connection.execute(_EXPORTED.format(lines=lines), bounds)
-    # Prices, commitments, adjustments, owners and tags are few and made once, instead of being repeated in each of many
-    # lines.
+    # Declarations, owners and tags are few and made once, instead of being repeated in each of many lines.
     book: dict[int, Price] = {}
     covering: dict[int, Commitment] = {}
     adjusting: dict[int, Adjustment] = {}
+    of_nodes: dict[int, NodeCost] = {}
     owners: dict[int | None, OwnerPath | None] = {None: None}
     tags = lru_cache(maxsize=65536)(json.loads)
     while rows := cursor.fetchmany(_ROWS_AT_ONCE):
         book |= prices.by_id(connection, sorted({row[_PRICE] for row in rows} - {None, *book}))
         covering |= commitments.by_id(connection, sorted({row[_PRICE + 1] for row in rows} - {None, *covering}))
         adjusting |= adjustments.by_id(connection, sorted({row[_PRICE + 2] for row in rows} - {None, *adjusting}))
+        of_nodes |= stored_node_costs.by_id(connection, sorted({row[_PRICE + 3] for row in rows} - {None, *of_nodes}))
         for row in rows:
-            price_id, commitment_id, adjustment_id, owner_id = row[_PRICE : _OWNER + 1]
+            price_id, commitment_id, adjustment_id, node_cost_id, owner_id = row[_PRICE : _OWNER + 1]
             if owner_id not in owners:
                 owners[owner_id] = OwnerPath(*row[_OWNER + 1 : _NAMES])
             charge = Charge(
@@ -276,6 +294,7 @@ def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Itera
                 price=None if price_id is None else book[price_id],
                 commitment=covering.get(commitment_id),
                 adjustment=adjusting.get(adjustment_id),
+                node_cost=of_nodes.get(node_cost_id),
             )
             names = dict(zip(_EXPORTED_NAMES, row[_NAMES:], strict=True))
             yield ExportedCharge(charge=charge, **names | {"tags": tags(names["tags"])})
@@ -307,10 +326,13 @@ def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
 
 
 def charged_states(connection: Connection, period: Period) -> list[ChargedState]:
-    """Sum the charges of the period's days with all corrections, by day, state and currency."""
+    """Sum the charges of the period's days with all corrections, by day, state and currency.
+
+    What owners pay for nodes stands with what they held.
+    """
     columns = (
-        "day_ms, state, accelerator_id IS NULL AND state <> 'commitment_unused' AS imported, currency, gpu_ns, "
-        "cost_micro"
+        "day_ms, CASE state WHEN 'node_cost' THEN 'held' ELSE state END AS state, accelerator_id IS NULL "
+        "AND state <> 'commitment_unused' AND node_cost_id IS NULL AS imported, currency, gpu_ns, cost_micro"
     )
     rows = connection.execute(
         f"SELECT day_ms, state, imported, currency, sum(gpu_ns), sum(cost_micro) FROM (SELECT {columns} FROM charge "

@@ -131,6 +131,21 @@ table(
 )
 
 table(
+    "node_cost",
+    "What GPU nodes cost beside their accelerators: rows are superseded, never edited.",
+    identity(),
+    *required(TEXT, "name", "currency"),
+    column("pool", TEXT, "empty: any", default=""),
+    column("node", TEXT, "name or pattern; empty: any", default=""),
+    *required(RATE, "per_node_hour", "per_core_hour"),
+    column("cores", sa.Integer, "of a node", nullable=True),
+    *required(RATE, "per_gb_hour"),
+    column("memory_gb", sa.Integer, "of a node", nullable=True),
+    *optional(sa.Date, "from_on", "to_on"),
+    *versioned(),
+)
+
+table(
     "cost_center",
     "Cost centers and GL codes of owners: rows are superseded, never edited.",
     identity(),

@@ -44,6 +44,7 @@ def charge_columns() -> list[sa.Column[Any]]:
         foreign("commitment_id", "commitment.id", comment="covers it: its cost is the amortized one", nullable=True),
         column("contracted_cost_micro", BIG, "at the rate of the price book; null: unknown", nullable=True),
         column("adjustment_id", BIG, "null: held time; else the state is the adjustment's kind", nullable=True),
+        column("node_cost_id", BIG, "a share of what a node costs: no GPU-time; null: GPU-time", nullable=True),
     ]
 
 

@@ -89,6 +89,7 @@ SELECT row_number() OVER () AS id, c.accelerator_id, coalesce(c.workload_id, 0) 
     c.pool, c.gpu_model, c.currency, c.start_ms, c.end_ms, c.gpu_ns, c.busy_ns, c.idle_ns, c.unknown_ns, c.energy_mj,
     c.cost_micro
 FROM charge c WHERE c.day_ms = %(day)s AND c.state IN ('held', 'unallocated', 'unavailable')
+    AND c.node_cost_id IS NULL
 """
 # 4. Slots: every piece divided over its five minutes by the shape. Where the shape knows nothing of a piece, its weight
 # is the plain length of the slot; where it knows held time alone, that stands in for busy, idle, unknown and energy.
