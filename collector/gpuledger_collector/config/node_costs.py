@@ -23,7 +23,7 @@ zone; `effective_to` is not included.
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -63,6 +63,12 @@ class DeclaredNodeCost(Dated):
         if info.data.get(price) == ZERO and size is not None:
             raise refusal("not_asked", f"belongs to price_{price}")
         return size
+
+    @classmethod
+    def from_value(cls, value: NodeCost) -> Self:
+        """The declaration of a value that is in force, without prices of zero."""
+        given = {name: getattr(value, name) for name in cls.model_fields}
+        return cls.model_construct(**{name: cell for name, cell in given.items() if cell != ZERO})
 
     @field_validator("per_node_hour")
     @classmethod

@@ -343,8 +343,8 @@ def _node_share(exported: ExportedCharge, node_cost: NodeCost, level: str, issue
 def _node_description(exported: ExportedCharge, node_cost: NodeCost) -> str:
     charge = exported.charge
     held_by = exported.workload_name or exported.workload_key or "a workload without a name"
-    whose = f"of {held_by}" if charge.state == NODE_COST else f"that is {charge.state}"
-    return f"Node cost {node_cost.name}: share of {charge.node} {whose}"
+    whose = f"held by {held_by}" if charge.state == NODE_COST else charge.state
+    return f"Node cost {node_cost.name} of {charge.node}, {whose}"
 
 
 def _unit_prices(charge: Charge) -> tuple[int, int]:

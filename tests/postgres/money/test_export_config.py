@@ -70,6 +70,19 @@ to = 2026-10-08
 amount = 1
 currency = "JPY"
 
+[[node_cost]]
+name = "CPU and memory"
+pool = "eu"
+node = "dgx-*"
+price_per_core_hour = 0.011
+cores = 128
+price_per_gb_hour = 0.000000001
+memory_gb = 2048
+price_per_node_hour = 0.35
+currency = "EUR"
+effective_from = 2026-10-01
+effective_to = 2027-01-01
+
 [[shared_cost]]
 name = "support"
 amount_per_month = 1200.50
