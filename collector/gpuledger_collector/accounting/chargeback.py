@@ -87,6 +87,9 @@ class ReportRow:
     adjusted_minor: int | None = None
     """How much of the direct cost is adjustments (accounting.adjustments)."""
     adjusted_micro: int | None = None
+    node_minor: int | None = None
+    """How much of an owner's direct cost is node costs; what nobody held does not tell them apart."""
+    node_micro: int | None = None
     cost_center: str = ""
     gl_code: str = ""
     """Where the owner is booked (accounting.cost_centers); several are joined where they changed or differ below it."""
@@ -117,6 +120,7 @@ _PRINTED = (
     ("compared_minor", "compared_micro", None, 0),
     ("effective_minor", "effective_micro", None, 0),
     ("adjusted_minor", "adjusted_micro", None, 0),
+    ("node_minor", "node_micro", None, 0),
 )
 """What is printed of which exact amount, the unit to which it is rounded (None: the minor unit), and its decimals."""
 
@@ -200,6 +204,7 @@ class _RowSums:
     compared_micro: int | None = None
     effective_micro: int | None = None
     adjusted_micro: int | None = None
+    node_micro: int | None = None
 
     def add(self, line: ChargedLine) -> None:
         """Add a line; idle time counts where some activity of held time is known."""
@@ -210,6 +215,8 @@ class _RowSums:
             self.idle_cost_micro = add_known(self.idle_cost_micro, line.idle_cost_micro)
         if line.state in ADJUSTMENTS:
             self.adjusted_micro = add_known(self.adjusted_micro, line.cost_micro)
+        if line.state == NODE_COST:
+            self.node_micro = add_known(self.node_micro, line.cost_micro)
         self.cost_micro = add_known(self.cost_micro, line.cost_micro)
         borne = line.cost_micro if line.effective_cost_micro is None else line.effective_cost_micro
         self.effective_micro = add_known(self.effective_micro, borne)

@@ -130,6 +130,7 @@ def test_the_erp_and_the_statement_name_them(october, written, tmp_path):
     page = tmp_path / "statement.html"
     assert october("statement", "--owner", "team-1", *OCTOBER, "-o", page)[0] == 0
     assert "(node_cost)" in page.read_text()
+    assert "of it 14.40 node costs" in page.read_text()
 
 
 def test_they_follow_a_dispute(october, run):

@@ -44,5 +44,11 @@ def replace(connection: Connection, wanted: Sequence[NodeCost], now: dt.datetime
     before = current(connection)
     outcome = declarations.replace_rows(connection, "node_cost", _COLUMNS, rows, now)
     different = set(before) ^ set(current(connection))
-    marked = sum(mark_dated(connection, cost.from_on, cost.to_on, now) for cost in different)
-    return changed(outcome, days_to_recompute=marked)
+    if not different:
+        return outcome
+    # Once from the first day to the last: what changed together overlaps.
+    starts = [cost.from_on for cost in different if cost.from_on is not None]
+    ends = [cost.to_on for cost in different if cost.to_on is not None]
+    first = min(starts) if len(starts) == len(different) else None
+    last = max(ends) if len(ends) == len(different) else None
+    return changed(outcome, days_to_recompute=mark_dated(connection, first, last, now))
