@@ -324,6 +324,7 @@ def _node_share(exported: ExportedCharge, node_cost: NodeCost, level: str, issue
         "PricingUnit": "Node-Hours",
         "PricingCurrencyContractedUnitPrice": rate_text,
         "PricingCurrencyListUnitPrice": rate_text,
+        **_place(_location(charge, book, booked_ms)),
         "ResourceId": _name(charge.node),
         "ResourceName": _name(charge.node),
         "ResourceType": "Node",
