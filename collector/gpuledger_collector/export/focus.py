@@ -8,7 +8,7 @@ one Adjustment row that brings its rows to the cents booked. The cents of a mont
 remainder: their EffectiveCost adds up to the chargeback of that month, their BilledCost to its cash view. What an
 invoice pays of shared costs is an Adjustment row for each of them, negative where a cost was moved away
 (docs/decisions/0013-shared-costs.md): those of a moved cost add up to zero, and nobody is paid by them.
-A share of a node (docs/decisions/0027-node-costs.md) is a Usage row of node-hours.
+A share of a node (docs/decisions/0028-node-costs.md) is a Usage row of node-hours.
 Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
 """
 
