@@ -119,6 +119,7 @@ def pool_page(context: ReadContext, backtest: PoolBacktest | None, pool: str, vi
         pool=pool,
         now=format_instant(now_ms - now_ms % 1000),
         latest=row(history[0].facts) if history else None,
+        decided=html.minute(history[0].facts["made_ms"]) if history else None,
         unknown=unknown,
         terms=terms,
         inside=None if inside is None else html.percent(inside),

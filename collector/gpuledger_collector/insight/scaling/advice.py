@@ -281,11 +281,11 @@ def _nodes(gpus: float, limits: ScalingLimits) -> int:
 
 def _reason(mode: str, setting: PolicySetting, now: float, wanted: float, bound: str, lead_ms: int) -> str:
     """One sentence for a person."""
-    lead = f"{lead_ms / 60_000:g} min"
+    lead, demand = f"{lead_ms / 60_000:g} min", f"{now:.1f}".removesuffix(".0")
     if mode == "young":
-        sentence = f"less than {MIN_DAYS} days of history: demand of {now:g} plus {YOUNG_HEADROOM:.0%} headroom"
+        sentence = f"less than {MIN_DAYS} days of history: demand of {demand} plus {YOUNG_HEADROOM:.0%} headroom"
     elif wanted > now:
-        sentence = f"{setting.sentence()} asks for {wanted:.1f} GPUs over the next {lead} while {now:g} are wanted now"
+        sentence = f"{setting.sentence()} asks for {wanted:.1f} GPUs over the next {lead} while {demand} are wanted now"
     else:
-        sentence = f"no rise expected over the next {lead}: the {now:g} GPUs that are wanted now"
+        sentence = f"no rise expected over the next {lead}: the {demand} GPUs that are wanted now"
     return sentence + (f"; {bound} of the pool decides" if bound else "")
