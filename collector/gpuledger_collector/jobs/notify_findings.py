@@ -48,8 +48,8 @@ HISTORY_MS = 90 * DAY_MS
 MAX_AGE_MS = 2 * DAY_MS
 """An anomaly that was opened longer ago than this is not worth a first notification."""
 SUMMARY = "summary"
-MIN_SUMMARY_GPU_HOURS = 4
-"""A week with less idle time is not worth a lead's minute: half a working day of one GPU, in any currency."""
+MIN_SUMMARY_GPU_HOURS = 24
+"""A week with less idle time is not worth a lead's minute: a day of one GPU, in any currency."""
 
 
 @dataclass(frozen=True, slots=True)
