@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docs import assistants, manual, seen_on
+from docs import assistants, manual, profiles, seen_on
 
 from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Metric
@@ -72,6 +72,11 @@ def metrics_page() -> str:
         rows = [metric_row(metric, seen.get(metric.name, [])) for metric in METRICS if metric.tier == tier]
         parts.append(f"## Tier `{tier}` ({len(rows)})\n\n{table(header, rows)}")
     return "\n".join(parts)
+
+
+def profiles_page() -> str:
+    """The exporters that are understood."""
+    return NOTICE + profiles.page(table)
 
 
 def schema_page() -> str:
@@ -219,6 +224,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "commands.md": commands_page,
     REFERENCE / "assistants.md": lambda: assistants.page(NOTICE, table),
     REFERENCE / "metrics.md": metrics_page,
+    REFERENCE / "profiles.md": profiles_page,
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "tables.md": schema_page,
     CHART / "README.md": chart_page,

@@ -98,6 +98,8 @@ def add_simulate_options(simulate: argparse.ArgumentParser) -> None:
         help="print the incidents in that time and exit. Not listed: all jobs of the simulated fleet end at every "
         "fourth midnight (UTC), so demand falls then",
     )
+    text = "replay saved pages of exporters instead: folders NODE/*.prom, each page for an hour, in a loop"
+    simulate.add_argument("--pages", metavar="FOLDER", default="", help=text)
     simulate.add_argument("--list-nodes", action="store_true", help="print the names of the nodes and exit")
 
 
@@ -208,13 +210,16 @@ def resume_command(given: argparse.Namespace) -> int:
 
 def simulate_command(given: argparse.Namespace) -> int:
     """`simulate`."""
-    from gpuledger_agent.simulate import incidents, node_names, simulate
+    from gpuledger_agent.simulate import incidents, node_names, replay_pages, simulate
 
     settings = settings_of(given)
     if given.list_nodes:
         print("\n".join(node_names(settings.seed)))
     elif given.story:
         print(escape_lines(incidents(settings, given.start, given.end)))
+    elif given.pages:
+        address = given.collector or settings.collector_url
+        replay_pages(settings, given.start, given.end, given.step, address, given.pages)
     else:
         address = given.collector or settings.collector_url
         simulate(settings, given.start, given.end, given.step, address, only=given.only, without=given.without)

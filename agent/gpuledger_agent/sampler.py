@@ -30,6 +30,9 @@ MAX_ROWS = 4_000
 OFTEN = frozenset(name for name, metric in BY_NAME.items() if metric.tier in {"fast", "gpm", "event"})
 """Metrics read in each round: a series of theirs that is missing from a sample (its process ended) has ended."""
 
+EXPORTERS = frozenset({"exporter", "dcgm"})
+"""Sources whose counters another program keeps."""
+
 Status = Literal["ok", "no_driver", "no_gpu", "degraded"]
 
 
@@ -98,11 +101,11 @@ class Sampler:
 
     def tick(self, at_ms: Callable[[int], int], tiers: Sequence[str]) -> None:
         """Sample all accelerators once; `at_ms` turns a monotonic reading into an instant."""
-        samples = [
-            # Counters that the driver resets are continued, so that later differences are never negative.
-            replace(sample, values=self.counters.correct(sample.uuid, sample.values))
-            for sample in self.source.read(tiers)
-        ]
+        samples = self.source.read(tiers)
+        # Counters that the driver resets to 0 are continued, so that later differences are never negative. One of an
+        # exporter may fall to any value: the meter bridges that by power, and the rebound is billed to nobody.
+        if self.source.name not in EXPORTERS:
+            samples = [replace(sample, values=self.counters.correct(sample.uuid, sample.values)) for sample in samples]
         if isinstance(self.source, ChangingSource) and (inventory := self.source.take_changed()) is not None:
             self.attached(inventory)
         observations = observe_holders(self.owners, self.latest.accelerators, samples, self._owner_failed)

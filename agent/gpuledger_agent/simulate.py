@@ -1,4 +1,4 @@
-"""Replay the past of a simulated fleet in virtual time, through the real sampler, meter, spool and push."""
+"""Replay a simulated fleet, or saved pages of exporters, in virtual time: the real sampler, meter, spool and push."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import Http, Pusher
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings
+from gpuledger_agent.sources.exporter import ExporterSource
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
 from gpuledger_common.meter import HOUR_MS, Meter
 from gpuledger_common.plurals import plural
-from gpuledger_common.readings import SourceUnavailable
+from gpuledger_common.readings import OwnerSource, Source, SourceUnavailable
 from gpuledger_common.settings import SettingsError
 
+SimulatedNode = tuple[Source, Sequence[OwnerSource]]
+"""A source and who knows the holders of its accelerators."""
 FLUSH_MS = 6 * HOUR_MS
 PATIENCE_S = 30.0
 """How long the collector may refuse batches before the simulation gives up."""
@@ -108,14 +115,70 @@ def show_progress(done: int, total: int, name: str) -> None:
         sys.stderr.flush()
 
 
+def replay_pages(settings: Settings, start: str | None, end: str | None, step: str, collector: str, pages: str) -> None:
+    """Replay saved pages of exporters: each folder of `pages` is a node, each page in it holds for an hour, in a loop.
+
+    Raises SettingsError for a folder without pages.
+    """
+    start_ms, end_ms, every_ms = instant_ms(start, "--from"), instant_ms(end, "--to"), duration_ms(step)
+    if end_ms <= start_ms:
+        raise SettingsError("--to: must come after --from")
+    nodes = {folder.name: sorted(folder.glob("*.prom")) for folder in sorted(Path(pages).glob("*")) if folder.is_dir()}
+    if not nodes or not all(nodes.values()):
+        raise SettingsError(f"--pages: {pages} has no folders NODE/*.prom")
+    http = Http(collector, settings.token_path, settings.ca_file)
+    batches = 0
+    with tempfile.TemporaryDirectory(prefix="gpuledger-simulate-") as folder:
+        for name, files in nodes.items():
+            texts = [path.read_text(encoding="utf-8") for path in files]
+            batches += run_node(
+                settings,
+                name,
+                partial(page_source, settings, name, texts),
+                (start_ms, end_ms, every_ms),
+                http,
+                Path(folder) / name,
+            )
+    sys.stdout.write(f"{plural(len(nodes), 'node')}, batches acknowledged: {batches}\n")
+
+
+def page_source(settings: Settings, name: str, texts: Sequence[str], now_ms: Callable[[], int]) -> SimulatedNode:
+    """A source of these pages, by the hour, and who holds its accelerators."""
+    source = ExporterSource(
+        name,
+        settings.profile,
+        name,
+        monotonic_ns=lambda: now_ms() * 1_000_000,
+        fetch=lambda _: texts[now_ms() // HOUR_MS % len(texts)],
+    )
+    return source, open_owners(replace(settings, node=name), source)
+
+
 def simulate_node(
     settings: Settings, fleet: Fleet, name: str, period: tuple[int, int, int], http: Http, folder: Path
 ) -> int:
-    """Simulate one node for a period (start, end, step in ms); returns the number of acknowledged batches."""
+    """Simulate one node of the fleet; returns the number of acknowledged batches."""
+
+    def source(now_ms: Callable[[], int]) -> SimulatedNode:
+        simulated = SimulatedSource(fleet, name, now_ms)
+        return simulated, [simulated]
+
+    return run_node(settings, name, source, period, http, folder)
+
+
+def run_node(
+    settings: Settings,
+    name: str,
+    make_source: Callable[[Callable[[], int]], SimulatedNode],
+    period: tuple[int, int, int],
+    http: Http,
+    folder: Path,
+) -> int:
+    """Run one node for a period (start, end, step in ms); returns the number of acknowledged batches."""
     at_ms, end_ms, every_ms = period
-    source = SimulatedSource(fleet, name, lambda: at_ms)
+    source, owners = make_source(lambda: at_ms)
     spool = Spool(folder, settings.spool_bytes, at_ms, free_floor=0)
-    sampler = Sampler(name, settings.pool, source, [source], Meter(3 * every_ms, settings.busy_threshold))
+    sampler = Sampler(name, settings.pool, source, owners, Meter(3 * every_ms, settings.busy_threshold))
     sampler.attached(source.open())
     pusher = Pusher(spool, http.post, lambda: at_ms)
     next_flush = at_ms + FLUSH_MS

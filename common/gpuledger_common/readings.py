@@ -109,7 +109,7 @@ class Workload:
     """
 
     id: str
-    kind: Literal["slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm"]
+    kind: Literal["slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm", "labels"]
     user: str | None = None
     account: str | None = None
     name: str | None = None

@@ -6,45 +6,12 @@ What the page means is declared by a profile (gpuledger_common.profiles): dcgm-e
 from __future__ import annotations
 
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
-from gpuledger_common.profiles.library import only_match, packaged_profile, packaged_profiles
-from gpuledger_common.profiles.model import Profile
+from gpuledger_common.profiles.fetch import fetch
+from gpuledger_common.profiles.library import named_profile, only_match, packaged_profiles
 from gpuledger_common.profiles.page import Page, PageAccelerator, read_lines, read_page
-from gpuledger_common.profiles.read import read_profile
 from gpuledger_common.readings import Accelerator, Holder, Holders, Inventory, Sample, SourceUnavailable
-
-TIMEOUT_S = 5.0
-MAX_PAGE_BYTES = 32 * 1024 * 1024
-
-
-def fetch(target: str) -> str:
-    """The text of an address or a file. Raises SourceUnavailable."""
-    if not target.startswith(("http://", "https://")):
-        try:
-            return Path(target).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise SourceUnavailable(f"{target}: cannot be read ({error.strerror})") from error
-    address = target if target.rstrip("/").endswith("/metrics") else target.rstrip("/") + "/metrics"
-    try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the scheme was checked
-            body: bytes = answer.read(MAX_PAGE_BYTES)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise SourceUnavailable(f"{address}: no answer ({getattr(error, 'reason', error)})") from error
-    return body.decode("utf-8", errors="replace")
-
-
-def open_profile(given: str) -> Profile | None:
-    """The profile that a setting names: a file, or the id of a packaged one; None to find it by the page.
-
-    Raises ProfileError.
-    """
-    if not given:
-        return None
-    return read_profile(Path(given)) if "/" in given or given.endswith(".toml") else packaged_profile(given)
 
 
 class ExporterSource:
@@ -57,17 +24,18 @@ class ExporterSource:
         node: str = "",
         name: str = "exporter",
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        fetch: Callable[[str], str] = fetch,
     ) -> None:
-        self.name = name
+        self.name, self._fetch = name, fetch
         self._target, self._node, self._monotonic_ns = target, node, monotonic_ns
-        self._profile = open_profile(profile)
+        self._profile = named_profile(profile) if profile else None
         self._accelerators: dict[str, PageAccelerator] = {}
         self._inventory: Inventory | None = None
         self._changed: Inventory | None = None
 
     def _read_page(self) -> Page:
         try:
-            lines = read_lines(fetch(self._target))
+            lines = read_lines(self._fetch(self._target))
             if self._profile is None:
                 self._profile = only_match(packaged_profiles(), lines)
             page = read_page(self._profile, lines, self._node)

@@ -33,7 +33,7 @@ from gpuledger_common.readings import (
 )
 
 FORMAT = "gpuledger-recording/1"
-WORKLOAD_KINDS = frozenset({"slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm"})
+WORKLOAD_KINDS = frozenset({"slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm", "labels"})
 
 
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")

@@ -53,6 +53,7 @@ PANELS = {
         Entry("examples", "examples", "Files to try: jobs, Grafana dashboards, alert rules"),
         Entry("serve", "serve", "Run the collector"),
         Entry("mcp", "mcp", "Answer an assistant's questions about the ledger"),
+        Entry("profiles", "profiles", "Exporters that are understood, and what becomes of a page"),
         Entry("doctor", "doctor", "Find likely misconfigurations, with their remedies"),
         Entry("token", "token", "Tokens of agents and readers"),
         Entry("completion", "completion", "Complete commands and options with TAB"),

@@ -13,6 +13,8 @@ from gpuledger_common.profiles.series import derived_labels
 
 FOLDER = Path(__file__).with_name("packaged")
 DCGM = "dcgm-exporter"
+SHOWN = 5
+"""Families of an unknown page that a message names."""
 
 
 def packaged_ids() -> list[str]:
@@ -25,6 +27,11 @@ def packaged_profile(identity: str) -> Profile:
     if identity not in packaged_ids():
         raise ProfileError(f"there is no profile {identity!r}; there are {', '.join(packaged_ids())}")
     return read_profile(FOLDER / f"{identity}.toml")
+
+
+def named_profile(name: str) -> Profile:
+    """A profile by its file, or a packaged one by its id. Raises ProfileError."""
+    return read_profile(Path(name)) if "/" in name or name.endswith(".toml") else packaged_profile(name)
 
 
 def packaged_profiles() -> Iterator[Profile]:
@@ -71,7 +78,9 @@ def only_match(profiles: Iterable[Profile], lines: Lines) -> Profile:
     """The one profile that a page belongs to. Raises ValueError where there is none, or more than one."""
     found = matching(profiles, lines)
     if not found:
-        raise ValueError("no profile knows a family of this page; `gpuledger profiles check PAGE` shows what it holds")
+        families = list(dict.fromkeys(sample.name for sample in lines.samples))
+        held = f"it has {', '.join(families[:SHOWN])}" if families else "it has no sample"
+        raise ValueError(f"no profile knows a family of this page: {held}")
     if len(found) > 1:
         names = " and ".join(profile.id for profile in found)
         raise ValueError(f"the profiles {names} both match this page: choose one of them")

@@ -278,7 +278,8 @@ def _missing_parts(profile: Profile, parts: Mapping[str, list[PageAccelerator]])
 
 def _missing_devices(profile: Profile, lines: Lines, page: Mapping[str, PageAccelerator]) -> list[str]:
     """Whether the page shows fewer devices than the exporter counts."""
-    counted = [sample.value for sample in lines.samples if sample.name == profile.devices_family]
+    family = profile.devices_family
+    counted = [line.value for line in lines.samples if family and profile.plain_name(line.name) == family]
     shown = len(page)
     if not counted or shown >= max(counted):
         return []

@@ -86,6 +86,7 @@ def _profile(root: Table) -> Profile:
     checks = root.table("checks")
     profile_match = match.texts("families", is_required=True)
     names = {*families, *health, *profile_match, *(name for join in joins for name in join.families)}
+    names |= {checks.text("devices", "")} - {""}
     names |= {name for value in part.values for name in (value.name, value.of)} - {""} if part is not None else set()
     profile = Profile(
         id=identity,

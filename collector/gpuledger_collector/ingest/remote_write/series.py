@@ -334,7 +334,7 @@ def _labeled_holder(profile: Profile, described: Described, labels: Mapping[str,
     """The holder by labels such as `team` that people add, of an exporter that names no owners itself."""
     if profile.owner.pod or profile.owner.job or not any(labels.get(level) for level in OWNER_LABELS):
         return None
-    return _as_wire(Workload(f"{described.host} {described.accelerator.uuid}".strip(), "static"), labels)
+    return _as_wire(Workload(f"{described.host} {described.accelerator.uuid}".strip(), "labels"), labels)
 
 
 def _as_wire(owner: Workload, labels: Mapping[str, str]) -> WireWorkload:

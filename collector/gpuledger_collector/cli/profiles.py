@@ -1,0 +1,130 @@
+"""gpuledger profiles: which exporters are understood, and what becomes of a page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import UNAVAILABLE, new_app, refuse
+from gpuledger_collector.cli.output import Column, Row, emit, number
+from gpuledger_collector.cli.session import load_settings
+from gpuledger_common.plurals import plural
+from gpuledger_common.profiles.check import Report, check_page, energy_of
+from gpuledger_common.profiles.fetch import fetch
+from gpuledger_common.profiles.library import FOLDER, all_profiles, named_profile, only_match, packaged_ids
+from gpuledger_common.profiles.model import ENERGY, Profile
+from gpuledger_common.profiles.page import read_lines
+from gpuledger_common.readings import WHOLE_GPU, SourceUnavailable
+
+app = new_app(name="profiles", help="Exporters that are understood, by profiles.", no_args_is_help=True)
+LIST_COLUMNS = (
+    Column("id"),
+    Column("exporter"),
+    Column("version", is_optional=True),
+    Column("evidence"),
+    Column("energy"),
+    number("metrics"),
+    Column("repository", is_optional=True),
+)
+CHECK_COLUMNS = (
+    Column("family"),
+    number("lines"),
+    Column("state"),
+    Column("metrics"),
+    Column("note", is_optional=True),
+)
+MAX_SHOWN = 16
+"""Accelerators that the table names; csv and json have the families alone."""
+EVIDENCE = {"real": "a real page", "synthetic": "synthetic: a page made from the cited source"}
+
+
+@app.command("list", epilog="Example: gpuledger profiles list")
+def list_profiles(form: options.Form = options.Format.table, config: options.Config = None) -> None:
+    """List the profiles, packaged and of the setting exporter_profiles, with their evidence and limits."""
+    profiles = all_profiles(load_settings(config).profile_files)
+    footer = [f"{plural(len(profiles), 'profile')}; `gpuledger profiles check PAGE` shows which fits a page"]
+    emit(form, LIST_COLUMNS, list(map(_list_row, profiles)), footer)
+
+
+def _list_row(profile: Profile) -> Row:
+    evidence = profile.evidence
+    metrics = {family.metric.name for families in profile.families.values() for family in families}
+    return {
+        "id": profile.id,
+        "exporter": profile.title,
+        "version": evidence.version,
+        "evidence": evidence.status,
+        "energy": ENERGY[profile.energy],
+        "metrics": len(metrics),
+        "repository": evidence.repository,
+    }
+
+
+@app.command(epilog="Example: gpuledger profiles show intel-gaudi > mine.toml")
+def show(identity: Annotated[str, Argument(metavar="ID", help="A packaged profile.")]) -> None:
+    """Print a packaged profile, to read or to begin one's own from."""
+    if identity not in packaged_ids():
+        refuse(f"there is no profile {identity!r}; there are {', '.join(packaged_ids())}")
+    sys.stdout.write((FOLDER / f"{identity}.toml").read_text(encoding="utf-8"))
+
+
+@app.command(epilog="Example: gpuledger profiles check http://node-1:5000/metrics")
+def check(
+    page: Annotated[str, Argument(metavar="PAGE", help="The address of an exporter, or a saved page.")],
+    profile: Annotated[
+        str, Option("--profile", metavar="FILE|ID", help="Check by this profile. Default: the one that fits.")
+    ] = "",
+    node: Annotated[str, Option("--node", help="Name of the node, where the page names none.")] = "this-node",
+    form: options.Form = options.Format.table,
+    config: options.Config = None,
+) -> None:
+    """Show which profile fits a page and why, and what becomes of each family: mapped, ignored, unknown or missing."""
+    try:
+        lines = read_lines(fetch(page))
+    except SourceUnavailable as error:
+        refuse(str(error), UNAVAILABLE)
+    except ValueError as error:
+        refuse(f"{page}: {error}")
+    files = load_settings(config).profile_files
+    try:
+        chosen = named_profile(profile) if profile else only_match(all_profiles(files), lines)
+        report = check_page(chosen, lines, node)
+    except ValueError as error:
+        refuse(f"{page}: {error}")
+    rows = [
+        {
+            "family": row.family,
+            "lines": row.lines,
+            "state": row.state,
+            "metrics": ", ".join(row.metrics),
+            "note": row.note,
+        }
+        for row in report.rows
+    ]
+    emit(form, CHECK_COLUMNS, rows, _summary(Path(page).name, report))
+
+
+def _summary(page: str, report: Report) -> list[str]:
+    profile = report.page.profile
+    evidence = profile.evidence
+    names = ", ".join(report.because[:3]) + (" and others" if len(report.because) > 3 else "")
+    why = f"because of {names}" if report.because else "although it has none of its families"
+    shown = [f"{page} is a page of {profile.title} (profile {profile.id}), {why}"]
+    version = f" {evidence.version}" if evidence.version else ""
+    shown.append(f"evidence: {evidence.repository}{version}, {EVIDENCE[evidence.status]}")
+    accelerators = list(report.page.accelerators.items())
+    shown.append(f"{plural(len(accelerators), 'accelerator')}:")
+    for uuid, entry in accelerators[:MAX_SHOWN]:
+        share = entry.accelerator.gpu_micro / WHOLE_GPU
+        size = "a device" if share == 1 else f"{share:.3f} of {entry.accelerator.device_uuid}"
+        holders = " and ".join(workload.name or workload.id for workload in entry.owners.values()) or "nobody named"
+        model = entry.accelerator.model or "no model"
+        shown.append(f"  {uuid}: {model}, {size}, held by {holders}, energy: {energy_of(profile, entry)}")
+    if len(accelerators) > MAX_SHOWN:
+        shown.append(f"  and {len(accelerators) - MAX_SHOWN} more")
+    shown += [f"odd: {problem}" for problem in report.page.problems]
+    return [*shown, *(f"limit: {limit}" for limit in profile.limits)]
