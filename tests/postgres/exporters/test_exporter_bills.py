@@ -83,7 +83,8 @@ HOSTS = {
 }
 """Nodes that the pages name themselves."""
 HELD = """
-SELECT n.name, CASE w.kind WHEN 'labels' THEN w.tags ->> 'team' ELSE w.external_id END, t.model, sum(u.held_ms * t.gpu_micro) / 3600000e6, sum(u.energy_mj)
+SELECT n.name, CASE w.kind WHEN 'labels' THEN w.tags ->> 'team' ELSE w.external_id END, t.model,
+  sum(u.held_ms * t.gpu_micro) / 3600000e6, sum(u.energy_mj)
 FROM usage_interval u JOIN workload w ON w.id = u.workload_id JOIN node n ON n.id = u.node_id
 JOIN accelerator_attributes t ON t.id = u.accelerator_attributes_id GROUP BY 1, 2, 3
 """
