@@ -66,8 +66,23 @@ def test_it_ends_well_with_a_summary(demo):
         assert words in summary, words
     assert "Traceback" not in answer.stdout + answer.stderr
     log = (folder / "logs" / "demo.log").read_text()
-    for words in ("$ gpuledger forecast", "$ gpuledger scale advise", "$ gpuledger anomalies", "never_used"):
+    for words in ("gpuledger forecast", "gpuledger scale advise", "gpuledger anomalies", "never_used"):
         assert words in log, words
+
+
+def test_a_line_of_its_log_or_its_end_can_be_run_as_it_stands(demo):
+    """Copied into another terminal, each asks the demo's ledger."""
+    answer, folder = demo
+    log = (folder / "logs" / "demo.log").read_text().splitlines()
+    assert log[0] == f"$ cd {folder}"
+    logged = next(line.removeprefix("$ ") for line in log if "gpuledger chargeback" in line and "--by team " in line)
+    shown = next(line.removeprefix("Ask it:") for line in answer.stdout.splitlines() if line.startswith("Ask it:"))
+    for line in (logged, shown):
+        again = subprocess.run(
+            ["sh", "-c", line], env=environment(), capture_output=True, text=True, timeout=120, check=False
+        )
+        assert again.returncode == 0, again.stderr
+        assert "foundation" in again.stdout
 
 
 def test_its_configuration_serves_every_command_next_to_it(demo):

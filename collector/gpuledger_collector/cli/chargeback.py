@@ -16,7 +16,7 @@ from typer import Option
 from gpuledger_collector.accounting.cash import AMORTIZED, CASH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, Report, ReportRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import (
@@ -152,7 +152,9 @@ def chargeback(
             else:
                 width = terminal_width() if output is None else None
                 waste = whole_waste(bill.rows, reports.has_capacity(connection, span))
-                write_text(report_text(bill, span, options.Format(form.value), notes, width, waste, said), output)
+                text = report_text(bill, span, options.Format(form.value), notes, width, waste, said)
+                heading = range_line(span, session.calendar) if form is ChargebackFormat.table else ""
+                write_text(heading + text, output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     end_with(bool(bill.unpriced), exit_code)
@@ -212,6 +214,12 @@ def _write_shares(
     write_text(text, output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
+
+
+def range_line(period: Period, calendar: Calendar) -> str:
+    """The days that a table is about."""
+    days = f"{calendar.date_of(period.start_ms)} to {calendar.date_of(period.end_ms)} (not included)"
+    return f"{days}, days of {calendar.zone_at(period.start_ms).name}\n"
 
 
 def report_text(

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,14 @@ from gpuledger_common.escapes import escape_lines
 DONE, FINDINGS, BAD_INPUT, UNAVAILABLE = 0, 1, 2, 3
 """Exit codes: done; a check failed, or something was found and --exit-code given; bad input; no driver, database..."""
 INTERRUPTED = 130
+OTHER_NAMES = {
+    **dict.fromkeys(("account", "department", "group", "namespace", "squad", "tenant"), "team"),
+    **dict.fromkeys(("partition", "queue"), "pool"),
+    **dict.fromkeys(("job", "job_id", "pod", "task"), "workload"),
+    **dict.fromkeys(("host", "machine", "server"), "node"),
+    **dict.fromkeys(("gpu", "gpu_model", "gpu_type", "accelerator"), "model"),
+}
+"""What other tools call the dimensions of a report."""
 COMPLETE_VARIABLE = "_GPULEDGER_COMPLETE"
 """Set by a shell that asks for completions."""
 
@@ -100,8 +109,19 @@ def column_names(by: str, known: Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        refuse(f"--by: {unknown[0] if unknown else by!r} is none of {', '.join(known)}")
+        name = unknown[0] if unknown else by
+        refuse(f"--by: {name!r} is none of {', '.join(known)}{_known_as(name, known)}")
     return names
+
+
+def _known_as(name: str, known: Sequence[str]) -> str:
+    """What a name of other tools is called here, or the known name that it resembles; empty for others."""
+    other = name.lower().removesuffix("s")
+    level = OTHER_NAMES.get(other, "")
+    if level in known:
+        return f"; {other.removesuffix('_id')}s are {level}s here: --by {level}"
+    near = get_close_matches(name.lower(), known, 1)
+    return f"; is it {near[0]!r}?" if near else ""
 
 
 def require_level(level: str, option: str = "--level") -> None:

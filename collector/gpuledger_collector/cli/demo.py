@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -117,6 +118,11 @@ class Stage:
         """One line of progress, with the seconds since the start."""
         print(f"[{time.monotonic() - self.started:5.1f} s] {sentence}", flush=True)
 
+    def command(self, *arguments: str) -> list[str]:
+        """A command line of the product that asks the demo's ledger, from whatever folder it is run."""
+        settings = ["--config", str(self.folder / CONFIG)] if arguments[0] == "gpuledger" else []
+        return [*own_command(arguments), *settings]
+
     @property
     def log(self) -> Path:
         """Every command of the month with what it printed."""
@@ -124,9 +130,10 @@ class Stage:
 
     def run(self, *arguments: str) -> list[str]:
         """Run a command of the product and return the lines it prints. Refuses to continue when it fails."""
-        shown = f"\n$ {' '.join(arguments)}\n"
+        command = self.command(*arguments)
+        shown = f"\n$ {shlex.join(command)}\n"
         process = subprocess.run(
-            own_command(arguments),
+            command,
             env=self.environment,
             cwd=self.folder,
             check=False,
@@ -199,7 +206,10 @@ def demo(
             simulate_fleet(stage, start, now, month)
         highlights = report(stage, start, now, days, month)
         print("\n" + "\n".join(summary(stage.folder, highlights)), flush=True)
-        if not once:
+        if once:
+            first, *others = questions(stage)
+            print("\n".join([f"Ask it:        {first}", *(f"{'':15}{other}" for other in others)]), flush=True)
+        else:
             live(stage, now)
 
 
@@ -280,6 +290,8 @@ def set_up(output: Path, port: int) -> Stage:
     if folder.exists():
         shutil.rmtree(folder)
     (folder / "logs").mkdir(parents=True)
+    # Commands name files beside it.
+    (folder / "logs" / "demo.log").write_text(f"$ cd {shlex.quote(str(folder))}\n")
     (folder / MARKER).write_text("made by gpuledger demo; may be deleted\n")
     # Settings of a real installation on this machine must not reach the demo, nor its data the other way round.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER_")}
@@ -472,7 +484,9 @@ def live(stage: Stage, now: datetime) -> None:
 
 def tell(stage: Stage, now: datetime, agents: int) -> None:
     """What can be looked at now, and how."""
-    question = f"accelerators --from {now:%Y-%m-%d} --to {now + timedelta(days=1):%Y-%m-%d} --sort idlest"
+    today = ("--from", f"{now:%Y-%m-%d}", "--to", f"{now + timedelta(days=1):%Y-%m-%d}")
+    idlest = stage.command("gpuledger", "accelerators", *today, "--sort", "idlest")
+    commands = "\n    ".join([*questions(stage), shlex.join(idlest)])
     print(
         f"""
 Live now: {agents} agents sample every 10 s and push every minute. Open:
@@ -480,9 +494,15 @@ Live now: {agents} agents sample every 10 s and push every minute. Open:
     {stage.collector}/docs       the API
     {stage.collector}/metrics    the collector's own metrics
 Ask it, in another terminal:
-    {Path(sys.executable).with_name("gpuledger")} {question} --config {stage.folder / CONFIG}""",
+    {commands}""",
         flush=True,
     )
+
+
+def questions(stage: Stage) -> list[str]:
+    """Commands to begin with."""
+    asked = (("chargeback", "--days", "30", "--by", "team,project"), ("idle", "--now", "--top", "5"))
+    return [shlex.join(stage.command("gpuledger", *words)) for words in asked]
 
 
 def write_grafana(stage: Stage, metrics: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The end of the demo: at most 25 lines, each of them what a command has printed or a file holds."""
+"""The end of the demo, of at most 22 lines, each of them what a command has printed or a file holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.plurals import plural
 
-MAX_OWNERS = 12
+MAX_OWNERS = 11
 """Rows of the bill that are shown one by one."""
 
 
@@ -33,6 +33,7 @@ def summary(folder: Path, highlights: Highlights) -> list[str]:
     closed = (
         [f"Closed month:  {highlights.closed}, sealed; late evidence became corrections"] if highlights.closed else []
     )
+    mails = plural(len(list((folder / "mails").glob("*.eml"))), "mail")
     return [
         *_bill(folder),
         f"Proof:         {_line(highlights.proof, 'It holds')}",
@@ -42,8 +43,8 @@ def summary(folder: Path, highlights: Highlights) -> list[str]:
         f"To save:       {_line(highlights.recommended, 'all open advice').partition('; ')[0]}",
         f"Tomorrow:      {_tomorrow(highlights.forecast)}",
         f"Capacity:      {_line(highlights.advice, ': hold ')}",
-        f"Mails:         {plural(len(list((folder / 'mails').glob('*.eml'))), 'mail')} in mails/",
-        "Files:         chargeback.csv, focus.csv, statements/*/index.html; logs/demo.log has every command's output",
+        f"Files:         chargeback.csv, focus.csv, statements/*/index.html, {mails} in mails/; logs/demo.log has each "
+        "command with its output",
     ]
 
 

@@ -33,13 +33,13 @@ from gpuledger_collector.ingest.files.queue import read_queue
 from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
 from gpuledger_collector.ingest.files.shares import read_shares
-from gpuledger_collector.ingest.files.usage import LONG_DAYS, UsageOptions, long_usage, read_usage
+from gpuledger_collector.ingest.files.usage import LONG_DAYS, UsageFile, UsageOptions, long_usage, read_usage
 from gpuledger_collector.storage.billing import bills, declarations
 from gpuledger_collector.storage.billing import prices as price_book
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.ledger import imports
 from gpuledger_collector.storage.ledger import inventory as placements
-from gpuledger_collector.storage.ledger.rows import ImportOutcome, UsageRow
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.wiring import now
@@ -58,6 +58,7 @@ app = new_app(
     help="Bring usage, prices, inventory, samples, queues, shares or bills from files.",
     no_args_is_help=True,
 )
+BILLED_UP_TO_NOW = "billed up to now and not to the time of the file, until a file has the end"
 ANY_INSTANT = "--allow-any-instant"
 File = Annotated[Path, Argument(metavar="FILE", help="CSV; .gz is read as well.")]
 AnyInstant = Annotated[
@@ -80,7 +81,9 @@ Work = Callable[[Connection], ImportOutcome]
 @app.command(epilog="Example: gpuledger import usage pods.csv.gz --pool research --empty-start skip")
 def usage(
     file: File,
-    pool: Annotated[str, Option("--pool", help="Pool of rows that name none.")] = "imported",
+    pool: Annotated[
+        str | None, Option("--pool", help="Pool of rows that name none; else the known one, or imported.")
+    ] = None,
     empty_start: EmptyStart = None,
     zone: Zone = None,
     dates: Dates = None,
@@ -102,7 +105,7 @@ def usage(
     table = table_options(zone, dates, column)
     with busy(f"reading {file.name}"):
         parsed = read_usage(
-            file, UsageOptions(pool_name(pool), start_of_empty(empty_start), instants(any_instant), table)
+            file, UsageOptions(optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table)
         )
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
@@ -127,21 +130,23 @@ def sacct(
     file twice changes nothing; a job that has ended since is updated.
     """
     with busy(f"reading {file.name}"):
-        parsed = read_sacct(file, None if pool is None else pool_name(pool), instants(any_instant))
+        parsed = read_sacct(file, optional_pool(pool), instants(any_instant))
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
         print(import_usage(session, file, parsed, dry_run))
 
 
-def import_usage(session: Session, file: Path, parsed: Parsed[UsageRow], dry_run: bool) -> str:
+def import_usage(session: Session, file: Path, parsed: UsageFile, dry_run: bool) -> str:
     """Import usage in one transaction, warn of workloads that look forgotten, and return what changed."""
     at = now()
     running, warnings = long_usage(file, parsed.rows, round(at.timestamp() * 1000))
     for sentence in warnings:
         say(sentence, error=True)
-    summary = _write(session, "workloads", lambda connection: imports.add_usage(connection, parsed.rows, at), dry_run)
+    summary = _write(
+        session, "workloads", lambda connection: imports.add_usage(connection, parsed.rows, at, parsed.columns), dry_run
+    )
     still = sum(row.end_ms is None for row in parsed.rows)
-    without_end = f"; {plural(still, 'workload')} without an end, billed up to now" if still else ""
+    without_end = f"; {plural(still, 'workload')} without an end, {BILLED_UP_TO_NOW}" if still else ""
     forgotten = f"; {plural(running, 'workload')} without an end for more than {LONG_DAYS} days" if running else ""
     return summary + without_end + forgotten + dry_run_note(dry_run)
 
@@ -169,6 +174,11 @@ def pool_name(name: str) -> str:
     if is_reserved(name):
         refuse(f"--pool: {reserved_message(name)}")
     return name
+
+
+def optional_pool(name: str | None) -> str | None:
+    """The same where it may be left out."""
+    return None if name is None else pool_name(name)
 
 
 def start_of_empty(text: str | None) -> int | str | None:
@@ -379,4 +389,5 @@ def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
     with busy(f"writing {noun}"), session.database.transaction(dry_run=dry_run) as connection:
         outcome = work(connection)
     changes = f"{outcome.added} added, {outcome.updated} updated, {outcome.unchanged} unchanged"
-    return f"{noun}: {changes}; {days_note(outcome)}"
+    kept = f"; {plural(outcome.kept, 'row')} kept what their file has no column for" if outcome.kept else ""
+    return f"{noun}: {changes}; {days_note(outcome)}{kept}"

@@ -26,12 +26,12 @@ from gpuledger_collector.cli.output import Column, table_text, terminal_width
 from gpuledger_collector.cli.progress import busy
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.config.csv_rows import Parsed
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.config.prices import DeclaredPrice
+from gpuledger_collector.ingest.files.headers import is_alloc_tres
 from gpuledger_collector.ingest.files.job_table import JobTable
 from gpuledger_collector.ingest.files.sacct import is_sacct, read_sacct
-from gpuledger_collector.ingest.files.usage import UsageOptions, read_table_rows, understand
+from gpuledger_collector.ingest.files.usage import UsageFile, UsageOptions, read_table_rows, understand
 from gpuledger_collector.ingest.remote_write.prometheus_api import PrometheusApi
 from gpuledger_collector.services.chargeback import chargeback_notes, no_price_note, read_before_prices, read_chargeback
 from gpuledger_collector.settings import Settings
@@ -64,7 +64,9 @@ def start(
         str | None, Option("--rate", help="Money per GPU-hour of all usage without a rate of its own, in any file.")
     ] = None,
     currency: Annotated[str, Option("--currency", help="ISO 4217 code of --rate.")] = "USD",
-    pool: Annotated[str | None, Option("--pool", help="Pool of rows that name none; else imported.")] = None,
+    pool: Annotated[
+        str | None, Option("--pool", help="Pool of rows that name none; else the known one, or imported.")
+    ] = None,
     zone: imports.Zone = None,
     dates: imports.Dates = None,
     column: imports.ColumnNames = None,
@@ -123,7 +125,7 @@ class _Asked:
     dry_run: bool
 
 
-def _start_file(session: Session, file: Path, parsed: Parsed[UsageRow], zone: str | None, asked: _Asked) -> None:
+def _start_file(session: Session, file: Path, parsed: UsageFile, zone: str | None, asked: _Asked) -> None:
     rows = parsed.rows
     _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}{_open_rows(rows)}")
     print(imports.import_usage(session, file, parsed, asked.dry_run))
@@ -179,36 +181,33 @@ def _rated(price: Price | None, new_rate: str) -> str:
 
 def _open_rows(rows: Sequence[UsageRow]) -> str:
     still = sum(row.end_ms is None for row in rows)
-    return f", {still} without an end and billed up to now" if still else ""
+    return f", {still} without an end and {imports.BILLED_UP_TO_NOW}" if still else ""
 
 
 def _read_file(
     source: str, pool: str | None, empty_start: int | str | None, reading: tuple[Any, Any, Any], skip_bad: bool
-) -> Parsed[UsageRow]:
+) -> UsageFile:
     """The workloads of the file that was named; `reading`: zone, order of dates and columns as they were given."""
     if _HOST_PORT.fullmatch(source) and not Path(source).exists():
         refuse(f"{source} is no file; the address of a Prometheus is http://{source}")
-    name, table = imports.pool_name(pool or "imported"), imports.table_options(*reading)
+    name, table = imports.optional_pool(pool), imports.table_options(*reading)
     return _read(Path(source), UsageOptions(name, empty_start, imports.instants(any_instant=False), table), skip_bad)
 
 
-def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> Parsed[UsageRow]:
+def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> UsageFile:
     """The workloads of a file, after saying how it was understood."""
     if is_sacct(file):
-        pool = None if usage_options.pool == "imported" else usage_options.pool
         with busy(f"reading {file.name}"):
-            parsed = read_sacct(file, pool, usage_options.instants)
+            parsed = read_sacct(file, usage_options.pool, usage_options.instants)
         say(f"{file}: what sacct prints, {plural(len(parsed.rows), 'job')} with GPUs")
     else:
-        parsed = Parsed()
+        parsed = UsageFile()
         with busy(f"reading {file.name}"):
             table = understand(file, usage_options, parsed.problems)
             if table is not None:
                 read_table_rows(table, usage_options, parsed)
         if table is not None:
             _show(table)
-            # The table says which columns are ignored.
-            parsed.notes = [note for note in parsed.notes if not note.startswith("column ")]
     imports.refuse_bad(file, parsed, skip_bad)
     if not parsed.rows:
         refuse(f"{file}: no row holds a GPU, nothing was imported")
@@ -249,7 +248,11 @@ def _means(table: JobTable, name: str, meaning: str | None) -> str:
     """What a column means, where it means two things as well."""
     if name == table.namespace:
         return f"{meaning} and part of workload_id"
-    return f"{meaning} and tag:team" if name == table.account else meaning or "(ignored)"
+    if name == table.account:
+        return f"{meaning} and tag:team"
+    if meaning == "gpus" and is_alloc_tres(name) and "gpu_model" not in table.meanings:
+        return "gpus and gpu_model"
+    return meaning or "(ignored)"
 
 
 def _ask(question: str) -> None:

@@ -190,3 +190,32 @@ def test_a_month_is_those_days(run, written) -> None:
         code, out, err = run("chargeback", *half)
         assert (code, out) == (2, "")
         assert err.startswith("give ")
+
+
+def facts(fleet) -> list[tuple]:
+    return fleet.rows(
+        "SELECT external_id, user_name, gpu_model, u.pool, tags FROM imported_usage u JOIN workload w "
+        "ON w.id = u.workload_id ORDER BY 1"
+    )
+
+
+def test_a_column_that_a_file_lacks_says_nothing(run, written, fleet) -> None:
+    """Known values stay; an empty cell of a column is a value, and so is a pool given by an option."""
+    header = "workload_id,start,end,gpus,user,gpu_model,pool,team,tag:exp\n"
+    full = header + "a,1759276800,1759284000,1,amina,H100,fast,vision,7\n"
+    run("import", "usage", written("full.csv", full))
+    fleet.connection.execute("DELETE FROM day_recompute")
+    few = written("few.csv", "workload_id,start,end,gpus\na,1759276800,1759284000,1\n")
+    for command in (("import", "usage", few), ("start", few, "--yes")):
+        code, out, err = run(*command)
+        assert code == 0, err
+        assert "0 added, 0 updated, 1 unchanged; no bill changes; 1 row kept what their file has no column for" in out
+        assert facts(fleet) == [("a", "amina", "H100", "fast", {"team": "vision", "exp": "7"})]
+    longer = written("longer.csv", "workload_id,start,end,gpus,user,team\na,1759276800,1759287600,1,,nlp\n")
+    assert "1 updated" in run("import", "usage", longer)[1]
+    assert facts(fleet) == [("a", None, "H100", "fast", {"team": "nlp", "exp": "7"})]
+    assert "1 updated" in run("import", "usage", few, "--pool", "slow")[1]
+    assert facts(fleet)[0][3] == "slow"
+    empty = written("empty.csv", "workload_id,start,end,gpus,team,pool,gpu_model\na,1759276800,1759284000,1,,,\n")
+    assert "1 updated" in run("import", "usage", empty)[1]
+    assert facts(fleet) == [("a", None, "", "imported", {"exp": "7"})]

@@ -120,7 +120,8 @@ def test_of_two_rows_that_have_ended_the_later_one_is_bad(run, written, fleet) -
         "a,2025-10-01T00:00:00Z,2025-10-01T03:00:00Z,1\n",
     )
     _, _, err = run("import", "usage", path)
-    assert err.splitlines()[0] == f"{path}:4:workload_id: 'a' stands with other values on line 3"
+    cure = "leave out one of them, or --skip-bad takes the first"
+    assert err.splitlines()[0] == f"{path}:4:workload_id: 'a' stands with other values on line 3; {cure}"
     run("import", "usage", path, "--skip-bad")
     assert stored(fleet)[0][2] == 1_759_284_000_000
 
@@ -216,3 +217,28 @@ def test_two_tables_of_one_price_are_told(run, written, fleet) -> None:
     path = written("d.toml", table.format(1) + table.format(2))
     code, _, err = run("apply", path)
     assert (code, err.splitlines()[0]) == (2, f"{path}:8:rate_per_gpu_hour: line 1 gives the same price other values")
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("account", "accounts are teams here: --by team"),
+        ("Partitions", "partitions are pools here: --by pool"),
+        ("job_id", "jobs are workloads here: --by workload"),
+        ("tema", "is it 'team'?"),
+    ],
+)
+def test_names_of_other_tools_are_translated(run, name, cure) -> None:
+    """The sentence has the levels that exist, and the one that is meant."""
+    code, out, err = run("chargeback", "--by", name)
+    assert (code, out) == (2, "")
+    assert err.endswith(f"is none of org, team, project, experiment, run, user, workload, pool, model, node; {cure}")
+
+
+def test_a_table_says_its_range(run, written) -> None:
+    """The first line has the days, and whose days they are; CSV has no such line."""
+    run("import", "usage", written("u.csv", USAGE + "a,2025-10-01T00:00:00Z,2025-10-01T02:00:00Z,1\n"))
+    _, out, _ = run("chargeback", "--period", "2025-10")
+    assert out.splitlines()[0] == "2025-10-01 to 2025-11-01 (not included), days of UTC"
+    _, out, _ = run("chargeback", "--period", "2025-10", "--format", "csv")
+    assert out.splitlines()[0].startswith("team,gpu_hours")

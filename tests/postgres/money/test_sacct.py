@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from fakes.processes import BIN, environment
-from gpuledger_collector.ingest.files.sacct import gpus_of, read_sacct, suspended_ms, tags_of
+from gpuledger_collector.ingest.files.sacct import COLUMNS, gpus_of, read_sacct, suspended_ms, tags_of
 
 START = 1_790_812_800  # 2026-10-01T00:00:00Z
 
@@ -86,7 +86,7 @@ def test_waiting_and_cpu_jobs_are_left_out_and_said(tmp_path):
     """Jobs that never started and jobs without GPUs are no usage; running ones have no end."""
     path = written(
         tmp_path,
-        "JobIDRaw|Cluster|a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p",
+        "|".join(COLUMNS),
         job(1, start="Unknown", end="Unknown", state="PENDING"),
         job(2, tres="cpu=4"),
         job(3, end="Unknown", state="RUNNING"),

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+from collections import Counter
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.ingest.files.headers import SACCT_COLUMNS, TableOptions
+from gpuledger_collector.ingest.files.headers import SACCT_COLUMNS, SYNONYMS, TableOptions
 from gpuledger_collector.ingest.files.sacct import COLUMNS
 from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
 from postgres.money.test_import_usage import stored
+from postgres.money.test_sacct import job
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -424,3 +426,186 @@ def test_digits_of_other_scripts_are_no_numbers(written) -> None:
         f"{path}:3:gpus",
         f"{path}:4:start",
     ]
+
+
+GERMAN = (
+    "\ufeffAuftrag;Beginn;Ende;Anzahl GPUs;Benutzer;GPU-Typ;team;Kostenstelle\r\n"
+    "A-1;01.10.2026 08:00;02.10.2026 20:00;8;amina;H100;vision;4711\r\n"
+    "A-2;01.10.2026 09:30;04.10.2026 09:30;4;björn;H100;nlp;4712\r\n"
+    "A-3;02.10.2026 10:15;02.10.2026 18:45;0,5;chen;A100;vision;4711\r\n"
+    "A-3;02.10.2026 10:15;02.10.2026 18:45;0,5;chen;A100;vision;4711\r\n"
+    "A-4;03.10.2026 11:00;03.10.2026 11:20;0;björn;A100;nlp;4712\r\n"
+)
+
+
+def test_a_spreadsheet_with_german_headers(run, written, fleet) -> None:
+    """Its columns are understood by their names; a repeated row counts once and is said."""
+    code, out, err = run("start", written("jobs.csv", GERMAN), "--zone", "Europe/Berlin", "--rate", "2.50", "--yes")
+    assert code == 0, err
+    assert ["Benutzer", "user", "amina", "björn", "chen"] in [line.split() for line in out.splitlines()]
+    assert "1 repeated row: counted once" in err
+    assert "1 row without a GPU: left out" in err
+    assert "1450.62" in out  # 580.25 GPU-hours
+    query = "SELECT user_name, gpu_model FROM workload w JOIN imported_usage u ON u.workload_id = w.id ORDER BY 1"
+    assert fleet.rows(query) == [("amina", "H100"), ("björn", "H100"), ("chen", "A100")]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Auftragsnummer;Startzeit;Endzeit;GPU-Anzahl;Nutzer;GPU-Modell;Knoten;Abteilung",
+        "Tâche;Date de début;Date de fin;Nombre de GPU;Utilisateur;Modèle de GPU;Nœud;Équipe",
+        "Trabajo;Fecha de inicio;Fecha de fin;Número de GPUs;Usuario;Tipo de GPU;Nodo;Equipo",
+        "Lavoro;Data inizio;Data fine;Numero di GPU;Utente;Modello GPU;Nodo;Reparto",
+        "Job No.;Begin;End;GPU(s);User Name;GPU Type;Host;Department",
+    ],
+)
+def test_headers_of_other_languages(written, header) -> None:
+    """Accents, blanks and brackets in names do not matter."""
+    parsed = read(
+        written("u.csv", f"{header}\na;01.10.2026 08:00;01.10.2026 09:00;2;amina;H100;n1;vision\n"), zone="UTC"
+    )
+    assert parsed.problems == []
+    (row,) = parsed.rows
+    assert (row.workload_id, row.user, row.gpu_model, row.node) == ("a", "amina", "H100", "n1")
+    assert (row.end_ms - row.start_ms, row.gpu_micro, row.tags) == (3_600_000, 2_000_000, {"team": "vision"})
+
+
+def test_no_name_of_a_column_has_two_meanings() -> None:
+    """Each synonym belongs to one meaning."""
+    words = [word for meaning, names in SYNONYMS.items() for word in {meaning, *names.split()}]
+    assert [word for word, times in Counter(words).items() if times > 1] == []
+
+
+def test_a_column_that_looks_like_a_known_one_is_said(run, written) -> None:
+    """The sentence has the option that gives it the meaning; a column without any likeness is only ignored."""
+    path = written("u.csv", "job,gpus,start,end,Benutzer (LDAP),Usr,color\na,1,1759276800,1759284000,x,y,z\n")
+    code, out, err = run("start", path, "--yes")
+    assert code == 0
+    hint = "column 'Benutzer (LDAP)' is ignored; it looks like user: --column 'user=Benutzer (LDAP)'"
+    assert hint in err
+    assert "color" not in err
+    assert "(ignored)" in out
+    code, _, err = run("import", "usage", path)
+    assert hint in err
+    assert "column 'color' is ignored\n" in err
+
+
+def test_a_team_goes_before_a_department(written) -> None:
+    """Where two columns have names of one meaning, the one with the name itself counts."""
+    parsed = read(written("u.csv", "job,gpus,start,end,Team,Department\na,1,1759276800,1759284000,vision,research\n"))
+    assert parsed.problems == []
+    assert [row.tags for row in parsed.rows] == [{"team": "vision"}]
+
+
+def test_the_first_message_names_every_missing_option(run, written) -> None:
+    """Columns, the zone and the order of dates are asked for at once."""
+    path = written("u.csv", "Los;Startpunkt;Schlusszeit;Anzahl\na;03/04/2026 08:00;05/04/2026 08:00;1\n")
+    code, out, err = run("start", path, "--yes")
+    assert (code, out) == (2, "")
+    cure = "--column workload_id=NAME --column gpus=Anzahl --column start=Startpunkt --column end=Schlusszeit"
+    for words in (cure, "--dates day-first or", "--zone Europe/Berlin or --zone UTC"):
+        assert words in err, words
+
+
+SLURM = (
+    "JobID|User|Account|Partition|State|Submit|Start|End|AllocTRES\n"
+    "7|amina|vision|gpu|NODE_FAIL|2026-10-01T07:59:00|2026-10-01T08:00:00|2026-10-01T10:00:00|cpu=8,gres/gpu:h100=4\n"
+    "7|amina|vision|gpu|COMPLETED|2026-10-01T10:00:00|2026-10-01T11:00:00|2026-10-01T18:00:00|cpu=8,gres/gpu:h100=4\n"
+    "7|amina|vision|gpu|COMPLETED|2026-10-01T10:00:00|2026-10-01T11:00:00|2026-10-01T18:00:00|cpu=8,gres/gpu:h100=4\n"
+)
+
+
+def runs_of(fleet) -> list[tuple]:
+    return [(name, start, end) for name, start, end, *_ in stored(fleet)]
+
+
+def test_each_run_of_a_requeued_job_is_billed(run, written, fleet) -> None:
+    """One id at two times is two allocations; the same row twice, or the file again, doubles nothing."""
+    path = written("jobs.txt", SLURM)
+    code, out, err = run("start", path, "--zone", "UTC", "--rate", "1", "--yes")
+    assert code == 0, err
+    assert "1 job ran again after a requeue: each run is billed" in err
+    assert "1 repeated row: counted once" in err
+    assert ["vision", "36.000000", "36.00"] in [line.split()[:3] for line in out.splitlines()]
+    both = [
+        ("7", ms(2026, 10, 1, 8), ms(2026, 10, 1, 10)),
+        (f"7@{ms(2026, 10, 1, 11) // 1000}", ms(2026, 10, 1, 11), ms(2026, 10, 1, 18)),
+    ]
+    assert runs_of(fleet) == both
+    assert fleet.rows("SELECT DISTINCT gpu_model FROM imported_usage") == [("h100",)]
+    _, out, _ = run("start", path, "--zone", "UTC", "--yes")
+    assert "0 added, 0 updated, 2 unchanged" in out
+    lines = SLURM.splitlines()
+    _, out, _ = run("import", "usage", written("later.txt", f"{lines[0]}\n{lines[2]}\n"), "--zone", "UTC")
+    assert "0 added, 0 updated, 1 unchanged" in out
+    assert runs_of(fleet) == both
+    _, out, _ = run("import", "usage", path, "--zone", "Europe/Berlin")
+    assert "0 added, 2 updated, 0 unchanged" in out
+    assert [end - start for _, start, end in runs_of(fleet)] == [end - start for _, start, end in both]
+
+
+def test_runs_arrive_in_any_order(run, written, fleet) -> None:
+    """A dump of a later month does not replace the run of an earlier one."""
+    header, first, second, _ = SLURM.splitlines()
+    for name, rows in (("b.txt", [second]), ("a.txt", [first]), ("c.txt", [first, second])):
+        code, _, err = run("import", "usage", written(name, "\n".join([header, *rows])), "--zone", "UTC")
+        assert code == 0, err
+    assert sorted(start for _, start, _ in runs_of(fleet)) == [ms(2026, 10, 1, 8), ms(2026, 10, 1, 11)]
+
+
+def test_overlapping_rows_of_a_job_are_no_runs(written) -> None:
+    """A job cannot run twice at once: the message names both lines and what to do."""
+    wrong = SLURM.replace("2026-10-01T10:00:00|2026-10-01T11:00:00", "2026-10-01T10:00:00|2026-10-01T09:00:00", 1)
+    (problem, *_) = read(written("jobs.txt", wrong), zone="UTC").problems
+    assert str(problem).endswith(
+        ":3:JobID: '7' stands with other values on line 2; leave out one of them, or --skip-bad takes the first"
+    )
+
+
+def test_two_runs_under_one_id_in_a_table_that_is_not_slurms(written) -> None:
+    """There an id is one workload; the message says what two runs need."""
+    path = written("u.csv", "job,gpus,start,end\na,1,1759276800,1759280400\na,1,1759284000,1759287600\n")
+    (problem,) = read(path).problems
+    assert "where both are runs, give each an id of its own; else leave out one of them" in problem.message
+
+
+def test_exports_put_one_after_the_other(written) -> None:
+    """A header between the rows, even after a byte order mark, is left out and counted."""
+    path = written("jobs.txt", SLURM + "\ufeff" + SLURM.splitlines()[0] + "\n" + SLURM.splitlines()[2] + "\n")
+    parsed = read(path, zone="UTC")
+    assert parsed.problems == []
+    assert len(parsed.rows) == 2
+    assert "1 repeated header line: left out" in parsed.notes
+    assert "2 repeated rows: counted once" in parsed.notes
+
+
+def test_the_command_that_reads_a_dump_is_named(run, written, fleet) -> None:
+    """A dump given to a command that does not read it names the one that does, in one sentence."""
+    path = written("jobs.txt", SLURM)
+    code, _, err = run("import", "sacct", path)
+    assert code == 2
+    assert f"`gpuledger start {path}` reads others under their header" in err
+    assert len(err.splitlines()) == 2
+    path = written("bare.txt", "".join(SLURM.splitlines(keepends=True)[1:]))
+    for command in (("import", "sacct"), ("import", "usage"), ("start",)):
+        code, _, err = run(*command, path)
+        assert code == 2
+        assert "print it without -n" in err
+        assert f"`gpuledger start {path}` reads" in err
+        assert len(err.splitlines()) == 2
+    path = written("eighteen.txt", job(1) + "\n")
+    code, _, err = run("import", "usage", path)
+    assert code == 2
+    assert f"this is what sacct prints for `gpuledger import sacct`; `gpuledger start {path}` reads it as well" in err
+    assert run("start", path, "--yes")[0] == 0
+
+
+def test_a_job_without_an_end_is_said_to_go_on(run, written) -> None:
+    """It is billed to now, not to when the file was written."""
+    path = written("u.csv", "job,gpus,start,end\na,1,1790812800,\n")
+    code, out, _ = run("import", "usage", path)
+    assert code == 0
+    assert (
+        "1 workload without an end, billed up to now and not to the time of the file, until a file has the end" in out
+    )

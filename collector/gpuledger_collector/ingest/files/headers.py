@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,33 +16,51 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.ingest.files.instants import UNIT_MS, is_instant
 
 SYNONYMS = {
-    "workload_id": "workload workload_uid workload_uuid job_id jobid jobidraw job task_id run_id pod pod_name pod_uid "
-    "id",
-    "start": "start_time started started_at start_at start_ts start_date begin begin_time begin_at began from",
+    "workload_id": "workload workload_uid workload_uuid job_id jobid jobidraw job job_number job_no task_id "
+    "run_id pod pod_name pod_uid id auftrag auftrags_id auftragsid auftragsnummer auftrags_nr auftragsnr "
+    "jobnummer job_nummer job_nr jobnr tache id_tache travail id_travail trabajo id_trabajo tarea id_tarea "
+    "lavoro id_lavoro id_job",
+    "start": "start_time started started_at start_at start_ts start_date begin begin_time begin_at began from "
+    "beginn anfang startzeit startzeitpunkt startdatum gestartet gestartet_am von debut date_debut "
+    "date_de_debut heure_debut heure_de_debut inicio fecha_inicio fecha_de_inicio hora_inicio hora_de_inicio "
+    "desde inizio data_inizio ora_inizio",
     "end": "end_time ended ended_at end_at end_ts end_date finish finish_time finished finished_at completed_at "
-    "completion_time stop stop_time stopped_at to until",
-    "gpus": "gpu num_gpus num_gpu n_gpus ngpus gpu_count gpus_count gpu_num gpus_allocated allocated_gpus alloc_gpus "
-    "number_of_gpus alloctres alloc_tres",
-    "gpu_model": "gpu_type gpu_name gpu_kind accelerator accelerator_type",
-    "pool": "partition queue",
-    "node": "nodelist node_list node_name nodename host hostname",
-    "user": "user_name username uid_name submitted_by",
-    "account": "account_name",
-    "job_name": "jobname name",
-    "submitted": "submit submit_time submitted_at submission_time queued_at",
-    "state": "status job_state final_state",
-    "duration": "elapsed elapsed_time run_time runtime wall_time walltime wallclock",
-    "duration_hours": "hours duration_h elapsed_hours runtime_hours wall_hours",
-    "duration_minutes": "minutes duration_min elapsed_minutes runtime_minutes",
-    "duration_seconds": "seconds duration_s duration_sec elapsedraw elapsed_seconds runtime_seconds",
+    "completion_time stop stop_time stopped_at to until ende endzeit endzeitpunkt enddatum schluss beendet "
+    "beendet_am bis fin date_fin date_de_fin heure_fin heure_de_fin fecha_fin fecha_de_fin hora_fin hora_de_fin "
+    "hasta fine data_fine ora_fine",
+    "gpus": "gpu gpu_s num_gpus num_gpu n_gpus ngpus gpu_count gpus_count gpu_num gpus_allocated allocated_gpus "
+    "alloc_gpus number_of_gpus alloctres alloc_tres anzahl_gpus anzahl_gpu anzahl_der_gpus gpu_anzahl "
+    "gpus_anzahl nombre_gpu nombre_gpus nombre_de_gpu nombre_de_gpus nb_gpu nb_gpus numero_gpu numero_gpus "
+    "numero_de_gpu numero_de_gpus numero_di_gpu cantidad_gpu cantidad_gpus cantidad_de_gpus",
+    "gpu_model": "gpu_type gpu_name gpu_kind accelerator accelerator_type gpu_typ gputyp gpu_modell gpu_art "
+    "grafikkarte type_gpu type_de_gpu modele_gpu modele_de_gpu tipo_gpu tipo_de_gpu tipo_di_gpu modelo_gpu "
+    "modelo_de_gpu modello_gpu",
+    "pool": "partition queue warteschlange file_d_attente cola coda",
+    "node": "nodelist node_list node_name nodename host hostname knoten knotenname rechner noeud nodo",
+    "user": "user_name username uid_name submitted_by benutzer benutzername nutzer nutzername anwender "
+    "utilisateur nom_utilisateur usuario utente",
+    "account": "account_name konto compte cuenta",
+    "job_name": "jobname name auftragsname",
+    "submitted": "submit submit_time submitted_at submission_time queued_at eingereicht eingereicht_am soumis",
+    "state": "status job_state final_state zustand etat estado stato",
+    "duration": "elapsed elapsed_time run_time runtime wall_time walltime wallclock dauer laufzeit duree "
+    "duracion durata",
+    "duration_hours": "hours duration_h elapsed_hours runtime_hours wall_hours stunden dauer_h dauer_stunden "
+    "laufzeit_h laufzeit_stunden heures horas ore",
+    "duration_minutes": "minutes duration_min elapsed_minutes runtime_minutes minuten dauer_min laufzeit_min "
+    "minutos minuti",
+    "duration_seconds": "seconds duration_s duration_sec elapsedraw elapsed_seconds runtime_seconds sekunden "
+    "secondes segundos secondi",
     "tag:org": "org organization organisation",
-    "tag:team": "team team_name",
-    "tag:project": "project project_name",
+    "tag:team": "team team_name department dept abteilung arbeitsgruppe equipe equipo squadra departement "
+    "departamento dipartimento reparto",
+    "tag:project": "project project_name projekt projet proyecto progetto",
     "tag:experiment": "experiment experiment_name",
     "tag:run": "run run_name",
     "tag:namespace": "namespace namespace_name pod_namespace kube_namespace",
 }
-"""Other names of the columns, in lower case with underscores."""
+"""Other names of the columns, in lower case with underscores and without accents: English, German, French, Spanish,
+Italian."""
 DURATIONS = ("duration", *UNIT_MS)
 """Meanings that stand for the end: it is so long after the start."""
 DELIMITERS = ",;\t|"
@@ -52,6 +71,8 @@ SACCT_COLUMNS = (
     "nodelist,comment,wckey,jobname"
 )
 SACCT = f"TZ=UTC SLURM_TIME_FORMAT=%s sacct -X -a -P -n -D -S 2026-10-01 -E 2026-11-01 -o {SACCT_COLUMNS} > jobs.txt"
+_TRES = re.compile(r"(cpu|mem|node|billing)=[^,]+,|gres/", re.ASCII)
+"""What begins as a column AllocTRES does."""
 _OF_SACCT = {"jobid", "jobname", "partition", "account", "alloccpus", "state", "exitcode"}
 """Words of the header that sacct prints by default."""
 
@@ -81,7 +102,9 @@ def delimiter_of(text: str) -> str:
 
 
 def _word(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", name.strip().casefold()).strip("_")
+    plain = unicodedata.normalize("NFKD", name.strip().casefold().replace("œ", "oe"))
+    letters = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    return re.sub(r"[^a-z0-9]+", "_", letters).strip("_")
 
 
 def _meaning(name: str, known: Sequence[str] | Mapping[str, str]) -> str | None:
@@ -113,11 +136,12 @@ def column_meanings(
     for meaning in sorted(filter(None, set(columns.values()))):
         names = [name for name in header if columns[name] == meaning]
         exact = [name for name in names if name == meaning]
+        exact = exact or [name for name in names if _word(name) == meaning.removeprefix(TAG)]
         if len(names) > 1 and len(exact) != 1:
             message = f"columns {_listed(names)} all mean {meaning}; --column {meaning}={names[0]} takes the first"
             problems.append(Problem("two_readings", f"{path}:1", message))
         elif len(names) > 1:
-            columns |= {name: None for name in names if name != meaning}
+            columns |= {name: None for name in names if name != exact[0]}
     return _settled(columns)
 
 
@@ -153,19 +177,53 @@ def namespace_column(columns: Mapping[str, str | None]) -> str | None:
     return next((name for name, meaning in columns.items() if meaning and {_word(name), name} & words), None)
 
 
+def ignored_notes(columns: Mapping[str, str | None]) -> Iterator[tuple[str, str | None]]:
+    """Each column that means nothing, with the sentence that gives it the meaning that its name resembles, if any."""
+    taken = set(columns.values())
+    free = [meaning for meaning in SYNONYMS if meaning not in taken and meaning not in DURATIONS]
+    for name, meaning in columns.items():
+        if name and meaning is None:
+            likely = next((known for known in free if _resembles(_word(name), known)), None)
+            option = quote(f"{likely}={name}")
+            yield name, likely and f"column {name!r} is ignored; it looks like {likely}: --column {option}"
+
+
+def _resembles(word: str, meaning: str) -> bool:
+    """Whether a name is nearly a known one, or has one among its words."""
+    known = [meaning.removeprefix(TAG), *SYNONYMS[meaning].split()]
+    return bool(get_close_matches(word, known, 1, 0.84) or {part for part in word.split("_") if part in known})
+
+
+def guesses(columns: Mapping[str, str | None], missing: Sequence[str]) -> dict[str, str | None]:
+    """The column that most likely has each of these meanings; None where none looks like it."""
+    unused = [name for name, meaning in columns.items() if name and meaning is None]
+    found: dict[str, str | None] = {}
+    for meaning in missing:
+        found[meaning] = _nearest(meaning, [name for name in unused if name not in found.values()])
+    return found
+
+
 def header_problem(
-    path: Path,
-    header: Sequence[str],
-    columns: Mapping[str, str | None],
-    missing: Sequence[str],
-    problems: Sequence[Problem],
-) -> Problem | None:
-    """What a header needs that lacks columns or has other problems: the one sentence that helps most, if any does."""
+    path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]
+) -> Problem:
+    """What a header needs that lacks columns: the one sentence that helps most; `no_header` where it is none."""
+    if any(map(_TRES.match, header)):
+        return _no_header_of_sacct(path, header)
     if any(map(is_instant, header)):
         return _no_header(path, header)
-    if problems or not missing:
-        return None
     return _of_sacct(path, header) or _missing(path, header, columns, missing)
+
+
+def _no_header_of_sacct(path: Path, header: Sequence[str]) -> Problem:
+    names = SACCT_COLUMNS.split(",")
+    if len(header) >= len(names) and _TRES.match(header[names.index("alloctres")]):
+        message = f"this is what sacct prints for `gpuledger import sacct`; `gpuledger start {path}` reads it as well"
+    else:
+        message = (
+            "this is what sacct prints with -n, without the names of its columns; print it without -n, then "
+            f"`gpuledger start {path}` reads it"
+        )
+    return Problem("no_header", f"{path}:1", message)
 
 
 def _no_header(path: Path, header: Sequence[str]) -> Problem:
@@ -186,17 +244,18 @@ def _of_sacct(path: Path, header: Sequence[str]) -> Problem | None:
 
 
 def _missing(path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]) -> Problem:
-    unused = [name for name in header if columns.get(name) is None]
-    if len(unused) == len(header):
+    if not any(columns.get(name) for name in header):
         message = f"the first line names no column that is known; it has {_listed(header)}"
     else:
         message = f"no column is known as {' or '.join(missing)}; there are {_listed(header)}"
-    cure = " ".join(f"--column {quote(f'{meaning}={_nearest(meaning, unused)}')}" for meaning in missing)
+    found = guesses(columns, missing)
+    options = (f"{meaning}={name or 'NAME'}" for meaning, name in found.items())
+    cure = " ".join(f"--column {quote(option)}" for option in options)
     return Problem("no_column", f"{path}:1", f"{message}; {cure} says which it is")
 
 
-def _nearest(meaning: str, unused: Sequence[str]) -> str:
-    """The column that most likely has this meaning; NAME where none looks like it."""
+def _nearest(meaning: str, unused: Sequence[str]) -> str | None:
+    """The column that most likely has this meaning."""
     words = {_word(name): name for name in unused}
     for known in (meaning, *SYNONYMS[meaning].split()):
         within = next((name for word, name in words.items() if len(known) > 2 and known in word), None)
@@ -204,7 +263,7 @@ def _nearest(meaning: str, unused: Sequence[str]) -> str:
             return words[near[0]]
         if within is not None:
             return within
-    return "NAME"
+    return None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from gpuledger_collector.ingest.files.headers import (
     account_column,
     column_meanings,
     delimiter_of,
+    guesses,
     header_problem,
     is_alloc_tres,
     namespace_column,
@@ -70,7 +71,9 @@ class JobTable:
     header: Sequence[str]
     columns: Mapping[str, str | None]
     count: int = 0
-    """Rows that are not blank."""
+    """Rows that are neither blank nor the header again."""
+    repeated_headers: int = 0
+    """How often the header stands again between the rows, as in exports put one after the other."""
     samples: Sequence[Record] = ()
     job_ids: frozenset[str] = frozenset()
     """Jobs that have a row of their own, among those that have rows of steps."""
@@ -95,12 +98,22 @@ class JobTable:
         return next((self.meanings[name] for name in (meaning, *lengths) if name in self.meanings), meaning)
 
     def rows(self, problems: list[Problem]) -> Iterator[Record]:
-        """The rows as written, without blank ones; adds what is no row."""
+        """The rows as written, without blank ones and repeated headers; adds what is no row."""
+        yield from (row for row in self.lines(problems) if not self.is_header(row))
+
+    def lines(self, problems: list[Problem]) -> Iterator[Record]:
+        """The rows as written and repeated headers, without blank ones; adds what is no row."""
         _, rows = split_rows(self.path, self.text, problems, self.delimiter)
         shift = self.first_line
         for row in rows:
             if any(map(str.strip, row.cells.values())):
                 yield replace(row, line=row.line + shift) if shift else row
+
+    def is_header(self, row: Record) -> bool:
+        """Whether a row repeats the header; files that are put together may hold byte order marks."""
+        first = self.header[0]
+        cells = row.cells
+        return cells[first].strip("\ufeff ") == first and all(cells[name].strip() == name for name in self.header[1:])
 
 
 @dataclass(slots=True)
@@ -108,6 +121,7 @@ class _Survey:
     """What the rows of a table say together: few values, however many rows."""
 
     count: int = 0
+    repeated_headers: int = 0
     samples: list[Record] = field(default_factory=list)
     dates: dict[str, None] = field(default_factory=dict)
     numbers: dict[str, None] = field(default_factory=dict)
@@ -142,33 +156,49 @@ def read_table(
     missing = [name for name in needed if name not in columns.values()]
     if "end" in missing and set(DURATIONS) & set(columns.values()):
         missing.remove("end")
-    if any(header) and (missing or wrong):
-        of_header = header_problem(path, header, columns, missing, wrong)
-        wrong = wrong if of_header is None else [of_header]
-    if wrong:
-        problems += wrong
+    # A wrong option for a column is said already.
+    missing = [name for name in missing if name not in options.columns]
+    if missing and any(header):
+        of_header = header_problem(path, header, columns, missing)
+        if of_header.code == "no_header":
+            wrong = [of_header]
+        elif columns:
+            wrong.append(of_header)
+    problems += wrong
+    if not columns or any(problem.code == "no_header" for problem in wrong):
         return None
+    # What a person must say of the rows as well is said at once: by the columns that are most likely meant.
+    likely = {name: meaning for meaning, name in guesses(columns, missing).items() if name is not None}
     zone = ZoneInfo(options.zone) if options.zone else None
-    table = JobTable(path, text, first_line, delimiter, header, columns, zone=zone)
+    table = JobTable(path, text, first_line, delimiter, header, {**columns, **likely}, zone=zone)
     survey = _survey(table)
-    table = replace(
+    day_first = _day_first(table, survey, options, problems)
+    has_decimal_comma = _has_decimal_comma(table, survey, problems)
+    problems += _unclear(table, survey)
+    if wrong or any(problem.code in {"two_readings", "no_zone"} for problem in problems):
+        return None
+    return replace(
         table,
         count=survey.count,
+        repeated_headers=survey.repeated_headers,
         samples=survey.samples,
         job_ids=_job_ids(table, survey),
-        day_first=_day_first(table, survey, options, problems),
-        has_decimal_comma=_has_decimal_comma(table, survey, problems),
+        day_first=day_first,
+        has_decimal_comma=has_decimal_comma,
         namespace=namespace_column(columns),
         account=account_column(columns),
     )
+
+
+def _unclear(table: JobTable, survey: _Survey) -> Iterator[Problem]:
+    """Durations without a unit, and times without a zone."""
     if survey.spans:
         name, example = table.meanings["duration"], next(iter(survey.spans))
         message = f"{example!r} can be hours, minutes or seconds; --column duration_hours={name} says which"
-        problems.append(Problem("two_readings", f"{path}:1:{name}", message))
-    if survey.local is not None and zone is None and not survey.has_zone:
+        yield Problem("two_readings", f"{table.path}:1:{name}", message)
+    if survey.local is not None and table.zone is None and not survey.has_zone:
         message = f"times such as {survey.local!r} have no zone; --zone Europe/Berlin or --zone UTC says which it is"
-        problems.append(Problem("no_zone", str(path), message))
-    return None if any(problem.code in {"two_readings", "no_zone"} for problem in problems) else table
+        yield Problem("no_zone", str(table.path), message)
 
 
 def _survey(table: JobTable) -> _Survey:
@@ -176,12 +206,16 @@ def _survey(table: JobTable) -> _Survey:
     names = table.meanings
     instants = [names[meaning] for meaning in INSTANTS if meaning in names]
     numbers = [names[meaning] for meaning in ("gpus", *UNIT_MS) if meaning in names]
-    for row in table.rows([]):
+    id_column = names.get("workload_id")
+    for row in table.lines([]):
+        if table.is_header(row):
+            survey.repeated_headers += 1
+            continue
         survey.count += 1
         if len(survey.samples) < SAMPLES:
             survey.samples.append(row)
         cells = row.cells
-        if (step := _STEP.fullmatch(cells[names["workload_id"]].strip())) is not None:
+        if id_column is not None and (step := _STEP.fullmatch(cells[id_column].strip())) is not None:
             survey.steps.add(step[1])
         for name in instants:
             if cell := cells[name].strip():
@@ -221,6 +255,8 @@ def records(
             notes.append(f"line {row.line} ({total!r}) is a sum and no job: left out")
         else:
             yield reader.read(row)
+    if table.repeated_headers:
+        notes.append(f"{plural(table.repeated_headers, 'repeated header line')}: left out")
     if steps:
         notes.append(f"{plural(steps, 'step')} of Slurm jobs that have a row of their own: left out")
     repeated = reader.instants.repeated
@@ -270,8 +306,11 @@ class _RecordReader:
             cells["end"] = self._end(raw[column].strip(), cells["start"], row, meaning)
         gpus = raw[self.table.meanings["gpus"]].strip()
         # An allocation without anything is one without GPUs; an empty number is not known.
-        is_tres = "=" in gpus or (not gpus and self.has_tres)
-        cells["gpus"] = str(gpus_of(gpus)[0]) if is_tres else _number(gpus, comma)
+        if "=" in gpus or (not gpus and self.has_tres):
+            count, model = gpus_of(gpus)
+            cells |= {"gpus": str(count), "gpu_model": cells.get("gpu_model") or model}
+        else:
+            cells["gpus"] = _number(gpus, comma)
         values = tuple([raw[column].strip() for _, column in self.tags])
         tags = self.tag_sets.get(values)
         if tags is None:

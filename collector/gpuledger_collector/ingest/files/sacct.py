@@ -22,17 +22,19 @@ from pydantic_core import PydanticCustomError
 from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import Parsed, decode
+from gpuledger_collector.config.csv_rows import decode
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_instant, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.ingest.files.job_table import gpus_of
-from gpuledger_collector.ingest.files.usage import WorkloadRows
-from gpuledger_collector.storage.ledger.rows import UsageRow
+from gpuledger_collector.ingest.files.usage import DEFAULT_POOL, UsageFile, WorkloadRows
+from gpuledger_collector.storage.ledger.rows import UsageColumns, UsageRow
 from gpuledger_common.plurals import plural
 
 _NEVER = {"", "None", "Unknown", "N/A"}
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _BEGINS = re.compile(r"\d+(\+\d+|_\d+)?\|")
+_ID_NAMES = {"jobid", "jobidraw"}
+_HEADER = re.compile(r"^jobidraw\|", re.IGNORECASE | re.MULTILINE)
 _PAIR = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=\s*([^;,]*)")
 
 
@@ -97,7 +99,7 @@ class _Job(Row):
             end_ms=None if self.end_ms is None else self.end_ms - self.pause_ms,  # suspended time is not held
             gpu_micro=gpus * MICRO,
             gpu_model=model,
-            pool=pool or self.partition or "imported",
+            pool=pool or self.partition or DEFAULT_POOL,
             node=self.node,
             user=self.user,
             account=self.account,
@@ -124,19 +126,22 @@ def _is_header(line: str) -> bool:
     return tuple(line.strip().lower().split("|")) == COLUMNS
 
 
-def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARED) -> Parsed[UsageRow]:
+def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARED) -> UsageFile:
     """Every job of the file that had GPUs, or the problems of all bad rows. `pool` None: the partition is the pool.
 
     The account is the tag `team` unless the job's comment (`project=llm;team=x`) names one. Raises OSError.
 
-    A job that stands twice with other values is a bad row, as in every usage import.
+    A job that stands twice with other values is a bad row, as in every usage import, unless they are runs of it.
     """
-    parsed: Parsed[UsageRow] = Parsed()
+    parsed = UsageFile(columns=UsageColumns(has_runs=True))
     text = decode(path, parsed.problems)
     if text is None:
         return parsed
+    if (problem := _other_columns(path, text)) is not None:
+        parsed.problems.append(problem)
+        return parsed
     waiting = without = 0
-    rows = WorkloadRows()
+    rows = WorkloadRows(has_runs=True)
     for record in _split(path, text, parsed.problems):
         if record.cells["start"].strip() in _NEVER:
             waiting += 1
@@ -150,11 +155,29 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
             usage = job.usage(record, gpus, model, pool)
             rows.add(usage, f"{path}:{record.line}:jobidraw", parsed.problems)
     rows.finish(parsed)
+    if (headers := len(_HEADER.findall(text))) > 1:
+        parsed.notes.append(f"{plural(headers - 1, 'repeated header line')}: left out")
     if waiting:
         parsed.notes.append(f"{plural(waiting, 'job')} not started: left out")
     if without:
         parsed.notes.append(f"{plural(without, 'job')} without GPUs: left out")
     return parsed
+
+
+def _other_columns(path: Path, text: str) -> Problem | None:
+    """The problem of a file with other columns, which `gpuledger start` reads by their header."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or _is_header(lines[0]):
+        return None
+    has_names = not _BEGINS.match(lines[0]) and bool(_ID_NAMES & set(re.split(r"[^a-z]+", lines[0].lower())))
+    if not has_names and max(line.count("|") for line in lines) >= len(COLUMNS) - 1:
+        return None
+    header = "under their header" if has_names else "under a header line: print it without -n"
+    message = (
+        f"these are not the columns that `import sacct` reads ({','.join(COLUMNS)}); `gpuledger start {path}` reads "
+        f"others {header}"
+    )
+    return Problem("no_column", f"{path}:1", message)
 
 
 def _split(path: Path, text: str, problems: list[Problem]) -> Iterator[Record]:

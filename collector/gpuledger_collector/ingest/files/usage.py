@@ -16,13 +16,13 @@ from pydantic_core import PydanticCustomError
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import Parsed, ignored_note
+from gpuledger_collector.config.csv_rows import Parsed
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_bounded, read_text
 from gpuledger_collector.config.model import Row
 from gpuledger_collector.ingest.files import job_table
-from gpuledger_collector.ingest.files.headers import TAG, TableOptions
+from gpuledger_collector.ingest.files.headers import TAG, TableOptions, ignored_notes, is_alloc_tres
 from gpuledger_collector.ingest.files.job_table import JobTable
-from gpuledger_collector.storage.ledger.rows import UsageRow
+from gpuledger_collector.storage.ledger.rows import ALL_COLUMNS, OPTIONAL, UsageColumns, UsageRow
 from gpuledger_common.plurals import plural
 
 MAX_GPUS = 100_000
@@ -30,6 +30,8 @@ MAX_GPUS = 100_000
 LONG_DAYS = 90
 """Longer usage of one workload gets a warning: a forgotten end is billed until one is imported."""
 MAX_WARNINGS = 10
+DEFAULT_POOL = "imported"
+"""The pool of jobs for which neither the file nor the person names one."""
 
 
 _Instant = Annotated[int, Strict()]
@@ -38,16 +40,23 @@ _Instant = Annotated[int, Strict()]
 
 @dataclasses.dataclass(frozen=True)
 class UsageOptions:
-    """How to read the file: the pool of rows that name none, and what an empty start means.
+    """How to read the file: the pool of rows that name none (None: `imported`), and what an empty start means.
 
     `empty_start` None refuses such rows; "skip" leaves them out (never scheduled); an instant in unix ms is used
     instead (a trace that begins with work already running). `instants` are those that the file may hold.
     """
 
-    pool: str = "imported"
+    pool: str | None = None
     empty_start: int | str | None = None
     instants: Instants = DECLARED
     table: TableOptions = dataclasses.field(default_factory=TableOptions)
+
+
+@dataclasses.dataclass
+class UsageFile(Parsed[UsageRow]):
+    """The rows of a file of jobs, and what it has columns for."""
+
+    columns: UsageColumns = ALL_COLUMNS
 
 
 class _Usage(Row):
@@ -67,11 +76,13 @@ class _Usage(Row):
     blank_columns = ("start", "end")
 
 
-def read_usage(path: Path, options: UsageOptions) -> Parsed[UsageRow]:
+def read_usage(path: Path, options: UsageOptions) -> UsageFile:
     """Every row of the file, or the problems of all that are bad. Raises OSError when it cannot be opened."""
-    parsed: Parsed[UsageRow] = Parsed()
+    parsed = UsageFile()
     table = understand(path, options, parsed.problems)
     if table is not None:
+        ignored = ignored_notes(table.columns)
+        parsed.notes += [f"column {name!r} is ignored" for name, resembles in ignored if resembles is None]
         read_table_rows(table, options, parsed)
     return parsed
 
@@ -81,12 +92,23 @@ def understand(path: Path, options: UsageOptions, problems: list[Problem]) -> Jo
     return job_table.read_table(path, _Usage.needed_columns(), _Usage.cell_names(), options.table, problems)
 
 
-def read_table_rows(table: JobTable, options: UsageOptions, parsed: Parsed[UsageRow]) -> None:
+def _columns_of(table: JobTable, options: UsageOptions) -> UsageColumns:
+    """What a table has columns for; the pool may be given by an option."""
+    has_tres = is_alloc_tres(table.meanings["gpus"])
+    meanings = {*table.meanings, *(["gpu_model"] if has_tres else []), *([] if options.pool is None else ["pool"])}
+    fields = frozenset(name for name in OPTIONAL if name.removesuffix("_ms") in meanings)
+    tags = {name.removeprefix(TAG) for name in meanings if name.startswith(TAG)}
+    tags |= {"namespace"} if table.namespace is not None else set()
+    tags |= {"team"} if table.account is not None else set()
+    return UsageColumns(fields, frozenset(tags), has_runs=has_tres)
+
+
+def read_table_rows(table: JobTable, options: UsageOptions, parsed: UsageFile) -> None:
     """Read every row of a table that is understood."""
-    rows = WorkloadRows()
+    parsed.columns = _columns_of(table, options)
+    rows = WorkloadRows(has_runs=parsed.columns.has_runs)
     skipped = without_gpu = empty = 0
-    known = _Usage.cell_names()
-    parsed.notes.extend(ignored_note(name, known) for name in table.header if name and table.columns[name] is None)
+    parsed.notes += [note for _, note in ignored_notes(table.columns) if note is not None]
     for record, tags in job_table.records(table, options.instants, parsed.problems, parsed.notes):
         has_start = record.cells["start"] != ""
         if not has_start and options.empty_start == "skip":
@@ -148,7 +170,7 @@ def _usage_row(usage: _Usage, tags: Mapping[str, str], line: int, options: Usage
         end_ms=usage.end_ms,
         gpu_micro=_micro(usage.gpus),
         gpu_model=intern(usage.gpu_model),
-        pool=intern(usage.pool or options.pool),
+        pool=intern(usage.pool or options.pool or DEFAULT_POOL),
         node=intern(usage.node),
         user=usage.user and intern(usage.user),
         account=usage.account and intern(usage.account),
@@ -165,30 +187,76 @@ def _micro(gpus: Decimal) -> int:
 
 
 class WorkloadRows:
-    """One row of each workload: the one that has ended; of two that have ended and differ the later one is bad."""
+    """One row of each workload: the one that has ended; of two that have ended and differ the later one is bad.
 
-    def __init__(self) -> None:
+    With `has_runs` rows of one workload whose times do not overlap are runs of it, and each counts.
+    """
+
+    def __init__(self, *, has_runs: bool = False) -> None:
+        self._has_runs = has_runs
         self._rows: dict[str, UsageRow] = {}
-        self._ended = 0
+        self._later_runs: dict[str, list[UsageRow]] = {}
+        """Runs of a workload besides the one in `_rows`."""
+        self._ended = self._repeated = 0
 
     def add(self, usage: UsageRow, source: str, problems: list[Problem]) -> None:
         """Keep the row unless a better one is known. `source`: the place of a problem; the same row again is none."""
-        earlier = self._rows.setdefault(usage.workload_id, usage)
-        if earlier is usage or dataclasses.replace(earlier, line=usage.line) == usage:
+        earlier = self._earlier(usage)
+        if earlier is None:
+            return
+        if dataclasses.replace(earlier, line=usage.line) == usage:
+            self._repeated += 1
             return
         if (earlier.end_ms is None) != (usage.end_ms is None):
             self._ended += 1
-            self._rows[usage.workload_id] = usage if earlier.end_ms is None else earlier
+            if earlier.end_ms is None:
+                self._replace(earlier, usage)
             return
-        message = f"{usage.workload_id!r} stands with other values on line {earlier.line}"
+        cure = "leave out one of them, or --skip-bad takes the first"
+        if not _overlap(earlier, usage):
+            cure = f"where both are runs, give each an id of its own; else {cure}"
+        message = f"{usage.workload_id!r} stands with other values on line {earlier.line}; {cure}"
         problems.append(Problem("double_workload", source, message))
+
+    def _earlier(self, usage: UsageRow) -> UsageRow | None:
+        """The row before this one that speaks of the same run; None after keeping this one as the first of its own."""
+        first = self._rows.setdefault(usage.workload_id, usage)
+        if first is usage:
+            return None
+        if not self._has_runs or _overlap(first, usage):
+            return first
+        others = self._later_runs.setdefault(usage.workload_id, [])
+        same = next((run for run in others if _overlap(run, usage)), None)
+        if same is None:
+            others.append(usage)
+        return same
+
+    def _replace(self, earlier: UsageRow, usage: UsageRow) -> None:
+        if self._rows[usage.workload_id] is earlier:
+            self._rows[usage.workload_id] = usage
+        else:
+            others = self._later_runs[usage.workload_id]
+            others[others.index(earlier)] = usage
 
     def finish(self, parsed: Parsed[UsageRow]) -> None:
         """Hand over the rows, and a note on those that were settled."""
-        parsed.rows = list(self._rows.values())
+        later = [run for runs in self._later_runs.values() for run in runs]
+        parsed.rows = [*self._rows.values(), *later]
         if self._ended:
             rows = plural(self._ended, "row")
             parsed.notes.append(f"{rows} without an end of workloads that have ended on another row: left out")
+        if self._repeated:
+            parsed.notes.append(f"{plural(self._repeated, 'repeated row')}: counted once")
+        if later:
+            jobs = len({run.workload_id for run in later})
+            parsed.notes.append(f"{plural(jobs, 'job')} ran again after a requeue: each run is billed")
+
+
+def _overlap(run: UsageRow, other: UsageRow) -> bool:
+    """Whether two rows have a time in common, or begin at the same instant; a row without an end goes on."""
+    return run.start_ms == other.start_ms or (
+        (run.end_ms is None or other.start_ms < run.end_ms) and (other.end_ms is None or run.start_ms < other.end_ms)
+    )
 
 
 def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, list[str]]:

@@ -11,8 +11,16 @@ from psycopg import sql
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger.job_runs import known_runs, name_runs
 from gpuledger_collector.storage.ledger.placements import settle_pools
-from gpuledger_collector.storage.ledger.rows import ImportOutcome, SampleRow, UsageRow
+from gpuledger_collector.storage.ledger.rows import (
+    ALL_COLUMNS,
+    OPTIONAL,
+    ImportOutcome,
+    SampleRow,
+    UsageColumns,
+    UsageRow,
+)
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
@@ -23,6 +31,8 @@ _COMPARED = (
     ("w", ("user_name", "account", "name", "tags")),
     ("u", ("start_ms", "end_ms", "gpu_micro", "gpu_model", "pool", "node", "submitted_ms", "state")),
 )
+_STORED = {"user": "w.user_name", "account": "w.account", "job_name": "w.name"}
+"""Where the optional fields of a row are stored, unless in the column of `imported_usage` with their name."""
 
 _DIGEST = "sha256(convert_to(jsonb_build_array(i.user_name, i.account, i.name, i.tags)::text, 'UTF8'))"
 
@@ -32,10 +42,18 @@ def workload_key(workload_id: str) -> str:
     return f"imported:import:{workload_id}"
 
 
-def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime) -> ImportOutcome:
-    """Add or update rows by workload id and request the days that they touch, before and after. Does not commit."""
+def add_usage(
+    connection: Connection, rows: Sequence[UsageRow], now: dt.datetime, columns: UsageColumns = ALL_COLUMNS
+) -> ImportOutcome:
+    """Add or update rows by workload id and request the days that they touch, before and after. Does not commit.
+
+    `columns`: what their file has columns for; known values of others stay.
+    """
     locks.take(connection, Lock.IMPORTS)
+    if columns.has_runs:
+        rows = name_runs(rows, known_runs(connection, rows))
     _copy_incoming(connection, rows)
+    kept = _keep_known(connection, columns)
     theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
     ours = [f"i.{name}" for _, names in _COMPARED for name in names]
     connection.execute(
@@ -81,7 +99,23 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
     if spans:
         pools = sorted({row.pool for row in rows} | {pool for (pool,) in before})
         settle_pools(connection, pools, min(start for start, _ in spans))
-    return ImportOutcome(changed - updated, updated, len(rows) - changed, len(days))
+    return ImportOutcome(changed - updated, updated, len(rows) - changed, len(days), kept)
+
+
+def _keep_known(connection: Connection, columns: UsageColumns) -> int:
+    """Fill incoming rows with the known values that their file has no column for; return how many rows have some."""
+    stored = [_STORED.get(name, f"u.{name}") for name in OPTIONAL if name not in columns.fields]
+    values = {name.partition(".")[2]: name for name in stored}
+    if columns.tags is not None:
+        values["tags"] = "(w.tags - %s::text[]) || i.tags"
+    if not values:
+        return 0
+    return connection.execute(
+        f"UPDATE incoming i SET {', '.join(f'{name} = {value}' for name, value in values.items())} "
+        "FROM workload w JOIN imported_usage u ON u.workload_id = w.id WHERE w.key = i.key "
+        f"AND ({', '.join(values.values())}) IS DISTINCT FROM ({', '.join(f'i.{name}' for name in values)})",
+        [] if columns.tags is None else [sorted(columns.tags)] * 2,
+    ).rowcount
 
 
 def _write_attributes(connection: Connection) -> None:

@@ -28,6 +28,24 @@ class UsageRow:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
+OPTIONAL = ("gpu_model", "pool", "node", "user", "account", "job_name", "submitted_ms", "state")
+"""Fields of a UsageRow that a file need not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageColumns:
+    """What an imported file has columns for: about the rest it says nothing, and what is known stays."""
+
+    fields: frozenset[str] = frozenset(OPTIONAL)
+    tags: frozenset[str] | None = None
+    """Names of tags; None where the file has all tags of its jobs."""
+    has_runs: bool = False
+    """Whether rows of one id at different times are runs of a requeued job, each of which held its GPUs."""
+
+
+ALL_COLUMNS = UsageColumns()
+
+
 @dataclass(frozen=True, slots=True)
 class InventoryRow:
     """A row of an inventory file: an accelerator, where it stands, and from when to when (`out_ms` None: still)."""
@@ -59,6 +77,8 @@ class ImportOutcome:
     updated: int = 0
     unchanged: int = 0
     days_to_recompute: int = 0
+    kept: int = 0
+    """Rows with values that their file has no column for, and that stay as they were."""
 
 
 @dataclass(frozen=True, slots=True)
