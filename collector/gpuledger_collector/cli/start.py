@@ -240,6 +240,7 @@ def _show(table: JobTable) -> None:
             **{str(record.line): record.cells[name].strip() for record in samples},
         }
         for name, meaning in table.columns.items()
+        if name or meaning
     ]
     sys.stdout.write(table_text(columns, rows, terminal_width()))
 

@@ -91,8 +91,8 @@ def test_before_any_price_there_are_hours_by_team(furnished, run) -> None:
     """No bill, but who held how much, adding up to the same hours, and the command that sets a rate."""
     furnished.connection.execute("UPDATE price SET superseded_at = now()")
     _, out, err = run("chargeback", *MONTH)
-    lines = [line.split() for line in out.splitlines() if line.strip()]
-    assert lines[1][:2] == ["team", "gpu_hours"]
+    _, *lines = [line.split() for line in out.splitlines() if line.strip()]
+    assert lines[0][:2] == ["team", "gpu_hours"]
     assert not {"cost", "currency"} & set(lines[0])
     hours = {line[0]: Decimal(line[1]) for line in lines[1:]}
     assert {"team-2", "(unallocated)", "total"} <= set(hours)

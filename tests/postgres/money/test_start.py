@@ -225,6 +225,11 @@ def test_serial_numbers_of_spreadsheets(written) -> None:
         (("0.5", "8"), [0.5, 8.0]),
         (("1.024", "8"), "the number '1.024' can be read as 1024 or as 1.024"),
         (("0,5", "1.5"), "2:gpus"),
+        (("1,024", "8"), "the number '1,024' can be read as 1024 or as 1.024; write it without the comma"),
+        (("1,024", "0.5"), [1024.0, 0.5]),
+        (("1,039.5", "8"), [1039.5, 8.0]),
+        (("0,125", "8"), [0.125, 8.0]),
+        (("0.125", "8"), [0.125, 8.0]),
     ],
 )
 def test_marks_of_decimals_are_decided_over_the_whole_column(written, cells, gpus) -> None:
@@ -235,6 +240,15 @@ def test_marks_of_decimals_are_decided_over_the_whole_column(written, cells, gpu
         assert gpus in str(parsed.problems[0]) or "3:gpus" in parsed.problems[0].source
     else:
         assert [row.gpu_micro / 1_000_000 for row in parsed.rows] == gpus
+
+
+def test_a_quoted_number_between_commas(written) -> None:
+    """A point is that of decimals there; a comma is decided like any other."""
+    rows = "job,gpus,start,end\na,{},1759276800,1759280400\nb,{},1759276800,1759280400\n"
+    assert [row.gpu_micro for row in read(written("a.csv", rows.format("1.125", 8))).rows] == [1_125_000, 8_000_000]
+    assert [row.gpu_micro for row in read(written("b.csv", rows.format('"0,5"', 8))).rows] == [500_000, 8_000_000]
+    (problem,) = read(written("c.csv", rows.format('"1,024"', 8))).problems
+    assert "the number '1,024' can be read as 1024 or as 1.024" in problem.message
 
 
 def test_what_spreadsheets_and_sacct_add_is_no_row(written) -> None:
@@ -518,6 +532,25 @@ SLURM = (
 
 def runs_of(fleet) -> list[tuple]:
     return [(name, start, end) for name, start, end, *_ in stored(fleet)]
+
+
+def test_the_job_and_its_raw_id_are_one_column_of_jobs(run, written) -> None:
+    """JobIDRaw beside JobID is ignored, and the bar at the end of each line of `sacct -p` is no column."""
+    lines = [f"{line}|{raw}|" for line, raw in zip(SLURM.splitlines(), ["JobIDRaw", "7", "7", "7"], strict=True)]
+    code, out, err = run("start", written("jobs.txt", "\n".join(lines)), "--zone", "UTC", "--yes")
+    assert code == 0, err
+    shown = [line.split() for line in out.splitlines()]
+    assert ["JobIDRaw", "(ignored)", "7", "7", "7"] in shown
+    assert ["(ignored)"] not in shown
+
+
+def test_an_english_spreadsheet_with_tabs(written) -> None:
+    """Its usual names, months first and a clock of twelve hours."""
+    header = "Job Number\tDepartment\t# GPUs\tStart Date/Time\tEnd Date/Time\n"
+    parsed = read(written("u.tsv", f"{header}1\tVision\t8\t10/14/2026 11:00 PM\t10/15/2026 1:00 AM\n"), zone="UTC")
+    assert [(row.start_ms, row.end_ms, row.tags) for row in parsed.rows] == [
+        (ms(2026, 10, 14, 23), ms(2026, 10, 15, 1), {"team": "Vision"})
+    ]
 
 
 def test_each_run_of_a_requeued_job_is_billed(run, written, fleet) -> None:

@@ -21,13 +21,13 @@ SYNONYMS = {
     "jobnummer job_nummer job_nr jobnr tache id_tache travail id_travail trabajo id_trabajo tarea id_tarea "
     "lavoro id_lavoro id_job",
     "start": "start_time started started_at start_at start_ts start_date begin begin_time begin_at began from "
-    "beginn anfang startzeit startzeitpunkt startdatum gestartet gestartet_am von debut date_debut "
-    "date_de_debut heure_debut heure_de_debut inicio fecha_inicio fecha_de_inicio hora_inicio hora_de_inicio "
-    "desde inizio data_inizio ora_inizio",
+    "start_datetime start_timestamp job_start beginn anfang startzeit startzeitpunkt startdatum gestartet "
+    "gestartet_am von debut date_debut date_de_debut heure_debut heure_de_debut inicio fecha_inicio "
+    "fecha_de_inicio hora_inicio hora_de_inicio desde inizio data_inizio ora_inizio",
     "end": "end_time ended ended_at end_at end_ts end_date finish finish_time finished finished_at completed_at "
-    "completion_time stop stop_time stopped_at to until ende endzeit endzeitpunkt enddatum schluss beendet "
-    "beendet_am bis fin date_fin date_de_fin heure_fin heure_de_fin fecha_fin fecha_de_fin hora_fin hora_de_fin "
-    "hasta fine data_fine ora_fine",
+    "completion_time stop stop_time stopped_at to until end_datetime end_timestamp job_end ende endzeit "
+    "endzeitpunkt enddatum schluss beendet beendet_am bis fin date_fin date_de_fin heure_fin heure_de_fin "
+    "fecha_fin fecha_de_fin hora_fin hora_de_fin hasta fine data_fine ora_fine",
     "gpus": "gpu gpu_s num_gpus num_gpu n_gpus ngpus gpu_count gpus_count gpu_num gpus_allocated allocated_gpus "
     "alloc_gpus number_of_gpus alloctres alloc_tres anzahl_gpus anzahl_gpu anzahl_der_gpus gpu_anzahl "
     "gpus_anzahl nombre_gpu nombre_gpus nombre_de_gpu nombre_de_gpus nb_gpu nb_gpus numero_gpu numero_gpus "
@@ -104,7 +104,7 @@ def delimiter_of(text: str) -> str:
 def _word(name: str) -> str:
     plain = unicodedata.normalize("NFKD", name.strip().casefold().replace("œ", "oe"))
     letters = "".join(letter for letter in plain if not unicodedata.combining(letter))
-    return re.sub(r"[^a-z0-9]+", "_", letters).strip("_")
+    return re.sub(r"[^a-z0-9]+", "_", letters).strip("_").replace("date_time", "datetime")
 
 
 def _meaning(name: str, known: Sequence[str] | Mapping[str, str]) -> str | None:
@@ -135,6 +135,10 @@ def column_meanings(
         columns[name] = chosen.get(name) or (None if by_name in options.columns else by_name)
     for meaning in sorted(filter(None, set(columns.values()))):
         names = [name for name in header if columns[name] == meaning]
+        # Beside JobID, Slurm's JobIDRaw is another name of the same jobs.
+        raw = [name for name in names if any(_word(name) == f"{_word(other)}raw" for other in names)]
+        columns |= dict.fromkeys(raw)
+        names = [name for name in names if name not in raw]
         exact = [name for name in names if name == meaning]
         exact = exact or [name for name in names if _word(name) == meaning.removeprefix(TAG)]
         if len(names) > 1 and len(exact) != 1:

@@ -48,9 +48,10 @@ INSTANTS = ("start", "end", "submitted")
 SAMPLES = 3
 """Rows that show what a table is like."""
 _TRES_GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)", re.ASCII)
-_DECIMAL_COMMA = re.compile(r"(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
-_DECIMAL_POINT = re.compile(r"\d*\.\d+", re.ASCII)
-_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"(\d+|[1-9]\d{0,2}(\.\d{3})+),\d+", re.ASCII)
+_DECIMAL_POINT = re.compile(r"(\d*|[1-9]\d{0,2}(,\d{3})+)\.\d+", re.ASCII)
+_POINT_THOUSANDS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+", re.ASCII)
+_COMMA_THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+", re.ASCII)
 _SEPARATOR = re.compile(r"sep=(.)\r?\n")
 _STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(?:batch|extern|interactive|\d+)", re.ASCII)
 _NO_INSTANT = {"", "unknown", "none", "n/a", "null", "nan", "-"}
@@ -361,27 +362,44 @@ def _sum_in(cells: Mapping[str, str]) -> str | None:
 
 def _has_decimal_comma(table: JobTable, survey: _Survey, problems: list[Problem]) -> bool:
     """Decide what a comma and a point mean over all numbers; a file that leaves it open is refused."""
-    if table.delimiter == ",":
-        return False
-    if any(_DECIMAL_COMMA.fullmatch(cell) for cell in survey.numbers):
+    numbers = survey.numbers
+    comma = (_COMMA_THOUSANDS, _DECIMAL_COMMA, ",")
+    point = (_POINT_THOUSANDS, _DECIMAL_POINT, ".")
+    if any(_separates_decimals(cell, comma, point) for cell in numbers):
         return True
-    unclear = next((cell for cell in survey.numbers if _THOUSANDS.fullmatch(cell)), None)
-    has_point = any(_DECIMAL_POINT.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in survey.numbers)
-    if unclear is not None and not has_point:
-        message = (
-            f"the number {unclear!r} can be read as {unclear.replace('.', '')} or as {unclear.rstrip('0').rstrip('.')}"
-        )
-        problems.append(
-            Problem("two_readings", str(table.path), f"{message}; write it without the point, or with 6 decimals")
-        )
+    if any(_separates_decimals(cell, point, comma) for cell in numbers):
+        return False
+    # Where commas separate cells, a point is that of decimals.
+    for thousands, _, mark in (comma,) if table.delimiter == "," else (point, comma):
+        unclear = next((cell for cell in numbers if thousands.fullmatch(cell)), None)
+        if unclear is not None:
+            whole, decimal = unclear.replace(mark, ""), unclear.replace(mark, ".").rstrip("0").rstrip(".")
+            message = f"the number {unclear!r} can be read as {whole} or as {decimal}"
+            name = "point" if mark == "." else "comma"
+            cure = f"write it without the {name}, or with 6 decimals"
+            problems.append(Problem("two_readings", str(table.path), f"{message}; {cure}"))
+            break
     return False
+
+
+_Mark = tuple[re.Pattern[str], re.Pattern[str], str]
+"""Numbers with thousands separated by a mark, numbers with decimals separated by it, and the mark."""
+
+
+def _separates_decimals(cell: str, mark: _Mark, other: _Mark) -> bool:
+    """Whether a number can be read only with this mark before its decimals."""
+    thousands, decimals, _ = mark
+    has_groups = cell.count(other[2]) > 1 and other[0].fullmatch(cell) is not None
+    return has_groups or (decimals.fullmatch(cell) is not None and thousands.fullmatch(cell) is None)
 
 
 def _number(cell: str, has_decimal_comma: bool) -> str:
     """A number with a decimal point, by the marks of its file."""
     if not has_decimal_comma:
+        if "," in cell and (_COMMA_THOUSANDS.fullmatch(cell) or _DECIMAL_POINT.fullmatch(cell)):
+            return cell.replace(",", "")
         return cell
-    if _DECIMAL_COMMA.fullmatch(cell) or _THOUSANDS.fullmatch(cell):
+    if _DECIMAL_COMMA.fullmatch(cell) or _POINT_THOUSANDS.fullmatch(cell):
         return cell.replace(".", "").replace(",", ".")
     # With a point that is neither, it is left for the import to refuse.
     return cell.replace(".", "?")
