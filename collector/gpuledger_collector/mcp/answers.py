@@ -6,7 +6,7 @@ are data: they stand in fields of their own, in one line, cut to NAME_LENGTH cha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -180,9 +180,14 @@ def ratio(part: int, whole: int) -> str | None:
     return None if whole <= 0 else f"{Decimal(part * 10_000 // whole).scaleb(-4):f}"
 
 
-def names(by: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-    """The cells of a row by dimension."""
-    return {dimension: name(key) for dimension, key in zip(by, keys, strict=True)}
+def names(
+    by: Sequence[str], keys: Sequence[str], called: Mapping[str, tuple[str, str]] | None = None
+) -> dict[str, str]:
+    """The cells of a row by dimension; `called`: name and user of workloads by key."""
+    cells = {dimension: name(key) for dimension, key in zip(by, keys, strict=True)}
+    job, user = (called or {}).get(dict(zip(by, keys, strict=True)).get("workload", ""), ("", ""))
+    more = {"workload_name": name(job), "workload_user": name(user)}
+    return cells | {label: text for label, text in more.items() if text}
 
 
 def shortened(answer: Answer[Any, Any], offset: int) -> Answer[Any, Any]:

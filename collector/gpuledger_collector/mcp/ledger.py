@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from gpuledger_collector.accounting.period import Calendar, Period, format_instant
 from gpuledger_collector.export.site import address
 from gpuledger_collector.mcp import periods
-from gpuledger_collector.mcp.answers import Answer, Model, Proof, Status, shortened
+from gpuledger_collector.mcp.answers import Answer, Model, Proof, Span, Status, shortened
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
@@ -20,6 +20,7 @@ SESSION = "-c default_transaction_read_only=on -c statement_timeout=60000 -c loc
 """No statement of a tool can write, and none runs for longer than a minute."""
 MAX_OFFSET = 1_000_000
 
+Item = TypeVar("Item")
 RowModel = TypeVar("RowModel", bound=Model)
 TotalModel = TypeVar("TotalModel", bound=Model)
 
@@ -110,6 +111,10 @@ class Page:
             raise Refused("cursor: give next_cursor of the previous answer, or leave it out")
         object.__setattr__(self, "offset", int(self.cursor or 0))
 
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The items of this page."""
+        return items[self.offset : self.offset + self.limit]
+
     def answer(
         self,
         items: Sequence[Any],
@@ -117,6 +122,7 @@ class Page:
         *,
         link: str,
         evidence: periods.Evidence | None = None,
+        span: Span | None = None,
         proof: Proof | None = None,
         totals: Sequence[TotalModel] = (),
         notices: Sequence[str] = (),
@@ -124,8 +130,8 @@ class Page:
         next_step: str = "",
         partial: str = "",
     ) -> Answer[RowModel, TotalModel]:
-        """The envelope around the rows of this page; only these are built."""
-        shown = [build(item) for item in items[self.offset : self.offset + self.limit]]
+        """The envelope around the rows of this page; only these are built. `span`: the period of estimates."""
+        shown = [build(item) for item in self.of(items)]
         more = len(items) > self.offset + len(shown)
         reason = partial or ("" if evidence is None else evidence.gap)
         status: Status = "empty" if not items else "partial" if reason else "ok"
@@ -133,7 +139,7 @@ class Page:
             status=status,
             reason=empty if status == "empty" else reason,
             next_step=next_step,
-            period=None if evidence is None else evidence.span,
+            period=span if evidence is None else evidence.span,
             coverage=None if evidence is None else evidence.coverage,
             proof=proof or (evidence.proof if evidence is not None else Proof(state="open")),
             link=link,

@@ -57,6 +57,20 @@ def _named(calendar: Calendar, now_ms: int, text: str) -> Period:
     return month if text == "this-month" else calendar.month(calendar.month_of(month.start_ms - 1))
 
 
+def comparable(calendar: Calendar, period: Period, now_ms: int) -> tuple[Period, Period]:
+    """What a period is compared with unless somebody says otherwise, and the period.
+
+    Of an unfinished one its whole days: with the days to come it would always look cheaper.
+    """
+    today = calendar.day_of(now_ms).start_ms
+    base = before(calendar, period)
+    if not period.start_ms < today < period.end_ms:
+        return base, period
+    after = Period(period.start_ms, today)
+    earlier = calendar.days(base)[: len(calendar.days(after))]
+    return Period(base.start_ms, earlier[-1].end_ms), after
+
+
 def before(calendar: Calendar, period: Period) -> Period:
     """The month before a month, else as many days right before a period."""
     if (month := month_name(calendar, period)) is not None:
@@ -100,13 +114,15 @@ def evidence(connection: Connection, calendar: Calendar, period: Period, now_ms:
         days_rated=len(checks),
         observed_percent=observed,
     )
-    span = Span(
-        start=format_instant(period.start_ms),
-        end=format_instant(period.end_ms),
-        zone=calendar.zone_at(period.start_ms).name,
-    )
+    span = span_of(calendar, period)
     proof = _proof(calendar, period, checks, periods.closed(connection))
     return Evidence(span, coverage, proof, _gap(period, coverage, rated_ms, now_ms))
+
+
+def span_of(calendar: Calendar, period: Period) -> Span:
+    """A period as answers show it."""
+    zone = calendar.zone_at(period.start_ms).name
+    return Span(start=format_instant(period.start_ms), end=format_instant(period.end_ms), zone=zone)
 
 
 def percent(part: int, whole: int) -> str:

@@ -105,6 +105,7 @@ def books(postgres, tmp_path_factory):
     with fresh_database(postgres) as dsn, world_of(dsn) as world:
         half_idle(world)
         furnish(world, tmp_path_factory.mktemp("books"))
+        world.run("chargeback", "--from", "2026-07-01", "--to", "2026-10-01")
         with psycopg.connect(dsn) as connection:
             findings.put(connection, [idle(team) for team in ("alpha", "bravo")])
             findings.set_progress(connection, "idle", NOW_MS)

@@ -49,6 +49,7 @@ def test_a_recorded_question_is_answered_with_its_proof(books, question):
     assert not reply.is_error, reply.text
     assert EXPECTED[own.tool](reply), reply.text
     assert reply.content["link"].startswith("https://ledger.example/")
+    assert set(reply.content["period"]) == {"start", "end", "zone"}
     estimated = own.tool in {"get_rightsizing", "list_idle_gpus"}
     assert reply.content["proof"]["state"] == ("estimated" if estimated else "sealed")
     assert json.loads(reply.text) == reply.content
@@ -87,7 +88,7 @@ def test_a_statement_is_its_invoice(books, owner, section):
 @pytest.mark.parametrize("by", ["team", "workload,model", "node"])
 def test_a_change_is_split_exactly(books, by):
     """Price, volume and mix add up to each change, the changes to the total, and both ends to the chargeback."""
-    reply = books.assistant().ask("compare_periods", period=SEPTEMBER, group_by=by, limit=200)
+    reply = books.assistant().ask("compare_periods", period=SEPTEMBER, base_period=AUGUST, group_by=by, limit=200)
     (total,) = reply.totals
     for change in [*reply.rows, total]:
         assert amount(change["after"]) - amount(change["before"]) == amount(change["change"])
@@ -96,6 +97,49 @@ def test_a_change_is_split_exactly(books, by):
         bill = json.loads(books.out("chargeback", "--period", month, "--by", by, "--format", "json"))
         assert amount(total[end]) * 10**6 == sum(row["cost_micro"] for row in bill["rows"])
         assert sum(amount(row[end]) for row in reply.rows) == amount(total[end])
+
+
+def test_an_unfinished_month_is_compared_with_as_many_days(books):
+    """Its whole days with those of the month before; a finished one with the whole month before."""
+    assistant = books.assistant()
+    for tool in ("compare_periods", "explain_change"):
+        reply = assistant.ask(tool, period="this-month")
+        assert (reply.content["period"]["end"], reply.totals[0]["base"]["end"]) == (
+            "2026-09-21T00:00:00Z",
+            "2026-08-21T00:00:00Z",
+        )
+        assert (reply.totals[0]["days_before"], reply.totals[0]["days_after"]) == (20, 20)
+        reply = assistant.ask(tool, period=AUGUST)
+        assert (reply.totals[0]["days_before"], reply.totals[0]["days_after"]) == (31, 31)
+
+
+def test_corrections_make_no_time_unknown(books):
+    """The month that bills corrections of August has their cost; hours that they take back are no time of it."""
+    with psycopg.connect(books.dsn) as connection:
+        ((month,),) = connection.execute(
+            "SELECT DISTINCT to_char(to_timestamp(booked_day_ms / 1000), 'YYYY-MM') FROM correction"
+        ).fetchall()
+    cost = books.assistant().ask("get_cost", period=month)
+    assert any(row["correction_of"] == AUGUST and row["held"]["value"].startswith("-") for row in cost.rows)
+    (total,) = books.assistant().ask("get_efficiency", period=month).totals
+    assert Decimal(total["unknown"]["value"]) >= 0
+    events = books.assistant().ask("explain_change", period=month, base_period=AUGUST).totals[0]["events"]
+    assert [event["text"] for event in events] == ["corrections of the closed month 2026-08 are billed in this period"]
+
+
+def test_workloads_have_their_names(books):
+    """Beside the key that conditions take, rows of workloads show the name and the user as reported."""
+    with psycopg.connect(books.dsn) as connection:
+        named = dict(connection.execute("SELECT key, coalesce(name, '') FROM workload").fetchall())
+    for tool, arguments in (
+        ("get_cost", {"group_by": "workload"}),
+        ("get_efficiency", {"group_by": "workload,model"}),
+        ("compare_periods", {"group_by": "workload"}),
+    ):
+        rows = books.assistant().ask(tool, period=AUGUST, **arguments).rows
+        own = [row["names"] for row in rows if row["names"]["workload"] in named]
+        assert own
+        assert all(names.get("workload_name", "") == named[names["workload"]] for names in own)
 
 
 def test_waste_and_efficiency_are_parts_of_the_same_cost(books):
@@ -276,3 +320,13 @@ def test_a_fault_of_our_own_reaches_no_client(books, monkeypatch):
     assert books.assistant().ask("get_cost").text.endswith("database unavailable; retry later")
     monkeypatch.setattr(bills, "read_chargeback", fail(psycopg.errors.QueryCanceled("statement timeout")))
     assert "shorter period" in books.assistant().ask("get_cost").text
+
+
+def test_the_log_has_a_line_for_each_call(books, caplog):
+    """Who called which tool with which parameters, and how many rows it got; no value, no token."""
+    with caplog.at_level("INFO", "gpuledger_collector.mcp.server"):
+        books.assistant().ask("get_cost", period=AUGUST, where="team=alpha", limit=1)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "gpuledger_collector.mcp.server"]
+    words = "parameters: group_by, limit, period, where"
+    assert re.fullmatch(rf"tool get_cost for tester: 1 of 1 rows in \d+ ms; {words}", line)
+    assert "alpha" not in line

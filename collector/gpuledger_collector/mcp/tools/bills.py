@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.chargeback import Report, ReportRow, totals
@@ -15,7 +15,7 @@ from gpuledger_collector.mcp.answers import name
 from gpuledger_collector.mcp.answers import notices as cut_notices
 from gpuledger_collector.mcp.ledger import Snapshot
 from gpuledger_collector.services.chargeback import NO_INVENTORY, notices, read_chargeback
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.ledger import reports, workloads
 
 NO_ROWS = "the ledger has no usage for this period, these conditions and this token"
 
@@ -56,6 +56,14 @@ def meets(keys: Sequence[str], by: Sequence[str], where: Mapping[str, str]) -> b
     """Whether the cells of a row meet every condition, by a name as it is or as answers show it."""
     cells = dict(zip(by, keys, strict=True))
     return all(value in {cells[dimension], name(cells[dimension])} for dimension, value in where.items())
+
+
+def called(snapshot: Snapshot, by: Sequence[str], cells: Iterable[Sequence[str]]) -> Mapping[str, tuple[str, str]]:
+    """Name and user of the workloads in these cells, by key; nothing where rows are not by workload."""
+    if "workload" not in by:
+        return {}
+    with snapshot.restricted() as connection:
+        return workloads.names(connection, [keys[by.index("workload")] for keys in cells])
 
 
 def _notices(snapshot: Snapshot, period: Period, report: Report, has_capacity: bool) -> Sequence[str]:

@@ -50,7 +50,12 @@ from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.findings import findings
 
 BasePeriod = Annotated[
-    str, Field(max_length=40, description="Period to compare with; empty: the month, or as many days, right before.")
+    str,
+    Field(
+        max_length=40,
+        description="Period to compare with; empty: the month, or as many days, right before, and of an unfinished "
+        "period its whole days with as many.",
+    ),
 ]
 BaseStart = Annotated[str, Field(max_length=40, description="First day to compare with, as 2026-09-01.")]
 BaseEnd = Annotated[str, Field(max_length=40, description="Day after the last one to compare with.")]
@@ -154,9 +159,10 @@ def compare_periods(
     with ledger.snapshot() as snapshot:
         spans = _spans(snapshot, (period, start, end), (base_period, base_start, base_end))
         compared = _compare(snapshot, spans, by, wanted)
+        called = bills.called(snapshot, compared.by, (group.keys for group in page.of(compared.groups)))
         return page.answer(
             compared.groups,
-            lambda group: _row(group, compared.by),
+            lambda group: _row(group, names(compared.by, group.keys, called)),
             link=bills.link(snapshot, compared.after, by, wanted),
             evidence=snapshot.evidence(compared.after),
             totals=[ChangeTotal(**_total(snapshot, compared, currency)) for currency in compared.hours],
@@ -188,10 +194,11 @@ def explain_change(
     with ledger.snapshot() as snapshot:
         spans = _spans(snapshot, (period, start, end), (base_period, base_start, base_end))
         compared = _compare(snapshot, spans, ("workload", "model"), wanted)
+        called = bills.called(snapshot, compared.by, (group.keys for group in page.of(compared.groups)))
         events = _events(snapshot, compared, wanted)
         return page.answer(
             compared.groups,
-            lambda group: _row(group, compared.by),
+            lambda group: _row(group, names(compared.by, group.keys, called)),
             link=ledger.link(ANOMALIES),
             evidence=snapshot.evidence(compared.after),
             totals=[
@@ -207,7 +214,7 @@ def _spans(snapshot: Snapshot, own: tuple[str, str, str], base: tuple[str, str, 
     """The base and the period. Raises ValueError."""
     after = snapshot.period(*own)
     if not any(base):
-        return periods.before(snapshot.calendar, after), after
+        return periods.comparable(snapshot.calendar, after, snapshot.ledger.now_ms)
     try:
         return snapshot.period(*base), after
     except ValueError as error:
@@ -265,7 +272,7 @@ def _keys(line: ChargedLine, by: tuple[str, ...]) -> tuple[str, ...] | None:
     return None if keys[:1] == (UNPRICED,) and line.currency is None else keys
 
 
-def _row(group: _Sums, by: Sequence[str]) -> ChangeRow:
+def _row(group: _Sums, cells: dict[str, str]) -> ChangeRow:
     status: ChangeStatus
     if not group.before and group.after:
         status = "new"
@@ -273,7 +280,7 @@ def _row(group: _Sums, by: Sequence[str]) -> ChangeRow:
         status = "removed"
     else:
         status = "changed" if group.change else "unchanged"
-    return ChangeRow(names=names(by, group.keys), status=status, currency=group.currency, **_amounts(group))
+    return ChangeRow(names=cells, status=status, currency=group.currency, **_amounts(group))
 
 
 def _amounts(sums: _Sums) -> dict[str, Money]:
@@ -295,7 +302,7 @@ def _total(snapshot: Snapshot, compared: _Comparison, currency: str) -> dict[str
         **_amounts(total),
         "hours_before": gpu_hours(before_ns),
         "hours_after": gpu_hours(after_ns),
-        "base": snapshot.evidence(compared.before).span,
+        "base": periods.span_of(snapshot.calendar, compared.before),
         "days_before": len(snapshot.calendar.days(compared.before)),
         "days_after": len(snapshot.calendar.days(compared.after)),
     }

@@ -42,7 +42,10 @@ UNPRICED = "`gpuledger prices set` gives these hours a price; until then their c
 
 Names = Annotated[
     dict[str, str],
-    Field(description="Names by dimension, as users chose them; names in parentheses are the ledger's own rows."),
+    Field(
+        description="Names by dimension, as users chose them; those in parentheses are the ledger's own rows. With a "
+        "workload also workload_name and workload_user."
+    ),
 ]
 
 
@@ -135,9 +138,10 @@ def get_cost(
     with ledger.snapshot() as snapshot:
         span = snapshot.period(period, start, end)
         bill = bills.read(snapshot, span, by, wanted)
+        called = bills.called(snapshot, bill.by, (row.keys for row in page.of(bill.rows)))
         return page.answer(
             bill.rows,
-            lambda row: _cost_row(row, bill.by),
+            lambda row: _cost_row(row, names(bill.by, row.keys, called)),
             link=bills.link(snapshot, span, by, wanted),
             evidence=snapshot.evidence(span),
             totals=[
@@ -162,9 +166,9 @@ def _costs(row: ReportRow) -> dict[str, Any]:
     }
 
 
-def _cost_row(row: ReportRow, by: tuple[str, ...]) -> CostRow:
+def _cost_row(row: ReportRow, cells: dict[str, str]) -> CostRow:
     return CostRow(
-        names=names(by, row.keys),
+        names=cells,
         state=row.state or HELD,
         billed=row.is_billed,
         correction_of=row.correction_of,
@@ -204,9 +208,10 @@ def get_gpu_waste(
         bill = bills.read(snapshot, span, by, wanted)
         rows = [row for row in bill.rows if row.waste_micro and row.waste_micro >= least]
         rows.sort(key=lambda row: (-(row.waste_micro or 0), row.keys))
+        called = bills.called(snapshot, bill.by, (row.keys for row in page.of(rows)))
         return page.answer(
             rows,
-            lambda row: _waste_row(row, bill.by),
+            lambda row: _waste_row(row, names(bill.by, row.keys, called)),
             link=bills.link(snapshot, span, by, wanted),
             evidence=snapshot.evidence(span),
             totals=[_waste_total(waste) for waste in bill.waste],
@@ -225,11 +230,11 @@ def _amount(text: str) -> int:
         raise ValueError(f"min_waste: {error}") from None
 
 
-def _waste_row(row: ReportRow, by: tuple[str, ...]) -> WasteRow:
+def _waste_row(row: ReportRow, cells: dict[str, str]) -> WasteRow:
     borne = row.effective_minor
     used = None if borne is None or row.waste_minor is None else borne - row.waste_minor
     return WasteRow(
-        names=names(by, row.keys),
+        names=cells,
         state=row.state or HELD,
         waste=money(row.waste_minor, row.currency),
         cost=money(borne, row.currency),
@@ -269,10 +274,11 @@ def get_efficiency(
         span = snapshot.period(period, start, end)
         bill = bills.read(snapshot, span, by, wanted)
         priced = [row for row in bill.rows if row.currency is not None]
+        called = bills.called(snapshot, bill.by, (row.keys for row in page.of(priced)))
         return page.answer(
             priced,
             lambda row: EfficiencyRow(
-                names=names(bill.by, row.keys),
+                names=names(bill.by, row.keys, called),
                 state=row.state or HELD,
                 **_efficiency(row.currency or "", [row]),
             ),
@@ -294,7 +300,8 @@ def _efficiency(currency: str, rows: Sequence[ReportRow]) -> dict[str, Any]:
     held = [row for row in rows if row.state == HELD and row.effective_minor is not None]
     is_unknown = all(row.waste_minor is None for row in held) and bool(held)
     used = None if is_unknown else sum((row.effective_minor or 0) - (row.waste_minor or 0) for row in held)
-    unknown_ns = sum(row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns for row in rows)
+    # A correction takes back or adds time of an earlier month: none of it is time of this one.
+    unknown_ns = sum(row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns for row in rows if not row.correction_of)
     return {
         "currency": currency,
         "efficiency": None if used is None or allocated is None else ratio(used, allocated),

@@ -11,6 +11,7 @@ from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.export.findings import ADVICE, STATES
@@ -251,6 +252,8 @@ def list_idle_gpus(
         with snapshot.restricted() as connection:
             rows = findings.named(connection, "idle", ledger.now_ms - days * DAY_MS, ledger.now_ms + 1)
         looked_ms = findings.progress(snapshot.connection, "idle")
+        seconds_ms = ledger.now_ms - ledger.now_ms % 1000
+        span = periods.span_of(snapshot.calendar, Days(seconds_ms - days * DAY_MS, seconds_ms))
     own = [row for row in rows if ledger.reader.sees(row["owner"] or {}, row["team"] or "")]
     shown = [row for row in own if not ongoing_only or row["resolved_ms"] is None]
     searched = f"searched up to {instant(looked_ms)}" if looked_ms is not None else "the search has not run yet"
@@ -258,6 +261,7 @@ def list_idle_gpus(
         shown,
         _idle_row,
         link=ledger.link(IDLE),
+        span=span,
         proof=ESTIMATED,
         totals=_idle_totals([row for row in own if row["resolved_ms"] is None]),
         partial="" if looked_ms is not None else searched,
@@ -314,6 +318,8 @@ def get_rightsizing(ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = "") -
         with snapshot.restricted() as connection:
             rows = recommendations.listed(connection, ["open", "accepted"])
         run = recommendations.last_run(snapshot.connection)
+        window = None if run is None else Days(run["start_ms"], run["end_ms"])
+        span = None if window is None else periods.span_of(snapshot.calendar, window)
     own = [row for row in rows if ledger.reader.sees(row["owner"] or {}, row["team"] or "")]
     # What could not be judged is of the entire fleet.
     not_judged = run["not_evaluated"] if run is not None and ledger.reader.owner is None else []
@@ -326,6 +332,7 @@ def get_rightsizing(ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = "") -
         own,
         _advice_row,
         link=ledger.link("/v1/recommendations"),
+        span=span,
         proof=ESTIMATED,
         totals=[total],
         partial="" if run is not None else "recommendations have not been computed yet",

@@ -17,6 +17,12 @@ def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts
     return {row[0]: _facts(row) for row in rows}
 
 
+def names(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The name and the user of workloads as reported last, by key; empty where neither was."""
+    rows = connection.execute("SELECT key, name, user_name FROM workload WHERE key = ANY(%s)", (list(keys),))
+    return {key: (name or "", user or "") for key, name, user in rows}
+
+
 def attributes(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts]:
     """What was reported of workloads, by number of the report; pool and node as above."""
     # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
