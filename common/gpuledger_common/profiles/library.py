@@ -39,13 +39,17 @@ def packaged_profiles() -> Iterator[Profile]:
     return map(packaged_profile, packaged_ids())
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
+def _all_packaged() -> tuple[Profile, ...]:
+    return tuple(packaged_profiles())
+
+
 def all_profiles(files: tuple[Path, ...] = ()) -> tuple[Profile, ...]:
     """The packaged profiles and those in files; one with the id of a packaged profile replaces it.
 
     Raises ProfileError, also for two files with one id.
     """
-    profiles = {profile.id: profile for profile in packaged_profiles()}
+    profiles = {profile.id: profile for profile in _all_packaged()}
     added: dict[str, Path] = {}
     for path in files:
         profile = read_profile(path)
