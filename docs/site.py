@@ -43,6 +43,7 @@ SECTIONS = {
             "kubernetes",
             "deploy",
             "no-agent",
+            "exporters",
             "doctor",
             "keeping",
         )
@@ -56,7 +57,9 @@ SECTIONS = {
         "docs/forecasting.md",
         *(f"docs/guides/{name}.md" for name in ("autoscaling", "plan", "over-time")),
     ],
-    "Reference": [f"docs/reference/{name}.md" for name in ("commands", "settings", "metrics", "tables", "assistants")],
+    "Reference": [
+        f"docs/reference/{name}.md" for name in ("commands", "settings", "metrics", "profiles", "tables", "assistants")
+    ],
     "Runbooks": ["docs/runbooks/"],
     "Trust": [f"docs/{name}.md" for name in ("reliability", "security", "performance", "scale", "insight")],
     "Develop": ["ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "tests/scenarios/README.md"],

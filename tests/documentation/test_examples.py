@@ -20,6 +20,7 @@ from gpuledger_collector.config.erp_template import Template, read_template
 from gpuledger_collector.config.hooks import read_hooks
 from gpuledger_collector.config.kinds import KINDS
 from gpuledger_collector.settings import Settings
+from gpuledger_common.profiles.read import parse_profile
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -171,6 +172,8 @@ def test_every_file_that_is_shown_can_be_read(page, tmp_path):
                 declared = read_declared(path)
                 assert declared.problems == []
                 assert declared.values.items() >= written_again(declared, path).values.items()
+            elif "match" in content:
+                assert parse_profile(text, name_of(page)).families
             elif "column" in content:
                 path = tmp_path / "erp.toml"
                 path.write_text(text)

@@ -1,0 +1,97 @@
+"""The guide's worked example of a profile: its page and its file give what the guide shows, in a bill too."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gpuledger_agent.sources.exporter import ExporterSource
+from gpuledger_collector.cli import build
+from gpuledger_collector.cli.common import explain
+from gpuledger_common.profiles.library import FOLDER
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "exporters.md").read_text(encoding="utf-8")
+PAGE, SHOWN = re.findall(r"^```text\n(.*?)^```$", GUIDE, re.S | re.M)
+(PROFILE,) = re.findall(r"^```toml\n(.*?)^```$", GUIDE, re.S | re.M)
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "page.prom").write_text(PAGE)
+    (tmp_path / "acme.toml").write_text(PROFILE)
+    return tmp_path / "page.prom", tmp_path / "acme.toml"
+
+
+def gpuledger(*arguments):
+    result = CliRunner().invoke(build(), [*map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        sentence, code = explain(result.exception)
+        return code, sentence
+    return result.exit_code, result.stdout
+
+
+def test_the_example_is_what_the_guide_shows(files):
+    """`profiles check` prints the table of the guide, line by line."""
+    page, profile = files
+    code, out = gpuledger("profiles", "check", page, "--profile", profile)
+    assert code == 0
+    assert [line.rstrip() for line in out.splitlines()] == SHOWN.splitlines()
+
+
+def test_the_example_is_read_by_the_agent(files):
+    """Its readings are in base units, and each fault of the page is survived."""
+    page, profile = files
+    source = ExporterSource(str(page), str(profile))
+    first, second = source.open().accelerators
+    assert (first.uuid, first.model, second.uuid) == ("Acme-A-100", "Acme TX-8", "Acme-A-101")
+    held, idle = source.read(())
+    assert held.values == {
+        "gpu_utilization_ratio": 0.73,
+        "gpu_power_watts": 212.0,
+        "gpu_energy_joules_total": 5e6,
+        "gpu_memory_used_bytes": 4096 * 1024**2,
+        "gpu_memory_total_bytes": 65536 * 1024**2,
+    }
+    assert idle.values == {"gpu_utilization_ratio": 0}
+    assert [holder.workload.id for holder in source.holders((), ())["Acme-A-100"]] == ["vision/train-0"]
+
+
+def keys(content):
+    """Every key of a file, without names that are labels, modes or models."""
+    for key, value in content.items():
+        yield key
+        if isinstance(value, dict) and key not in {"where", "models"}:
+            yield from keys(value)
+        elif isinstance(value, list):
+            for entry in value:
+                if isinstance(entry, dict):
+                    yield from keys(entry)
+
+
+def test_the_guide_explains_every_key_that_a_packaged_profile_uses():
+    """Whoever reads a packaged profile finds its keys in the guide."""
+    tables = GUIDE[GUIDE.index("## Every key") :]
+    used = {key for path in FOLDER.glob("*.toml") for key in keys(tomllib.loads(path.read_text()))}
+    words = set(re.findall(r"[a-z_@]+", tables))
+    assert used - words == set()
+
+
+def test_profiles_are_listed_and_shown():
+    """The list has every packaged profile with its evidence; one of them is printed as it is."""
+    code, out = gpuledger("profiles", "list", "--format", "csv")
+    assert code == 0
+    assert {line.split(",")[0] for line in out.splitlines()[1:]} == {path.stem for path in FOLDER.glob("*.toml")}
+    assert "intel-gaudi,Intel Gaudi metric exporter,1.24.0-1007,synthetic" in out
+    assert gpuledger("profiles", "show", "hami") == (0, (FOLDER / "hami.toml").read_text())
+    assert gpuledger("profiles", "show", "../read")[0] == 2
+
+
+def test_a_page_that_nobody_knows_is_refused(tmp_path):
+    """The sentence names what the page has; a page that is away is another code."""
+    (tmp_path / "page.prom").write_text("my_busy 1\n")
+    code, sentence = gpuledger("profiles", "check", tmp_path / "page.prom")
+    assert (code, "no profile knows a family of this page: it has my_busy" in sentence) == (2, True)
+    assert gpuledger("profiles", "check", tmp_path / "nothing.prom")[0] == 3
+    assert gpuledger("profiles", "check", tmp_path / "page.prom", "--profile", "nothing.toml")[0] == 2
