@@ -86,6 +86,8 @@ def decode(path: Path, problems: list[Problem]) -> str | None:
 
 def _encoding_message(path: Path, content: bytes) -> str:
     """Why a file is no text, and how to make it one: Windows writes the letters of western Europe in a byte each."""
+    if content.startswith(b"PK\x03\x04"):
+        return "is a workbook (.xlsx, .ods) or an archive and no text; save its sheet as CSV UTF-8"
     try:
         content.decode("cp1252")
     except UnicodeDecodeError:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+import zipfile
 from collections import Counter
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from gpuledger_collector.ingest.files.headers import SACCT_COLUMNS, SYNONYMS, TableOptions
 from gpuledger_collector.ingest.files.sacct import COLUMNS
 from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
+from gpuledger_collector.storage.ledger.job_runs import KnownRun, name_runs
+from gpuledger_collector.storage.ledger.rows import UsageRow
 from postgres.money.test_import_usage import stored
 from postgres.money.test_sacct import job
 
@@ -418,6 +421,16 @@ def test_a_file_of_windows_is_named_with_its_cure(run, tmp_path) -> None:
     )
 
 
+def test_a_workbook_is_no_csv(run, tmp_path) -> None:
+    """The sentence says what to do in the spreadsheet, and not how to convert letters."""
+    path = tmp_path / "jobs.xlsx"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as book:
+        book.writestr("xl/workbook.xml", "<workbook/>" * 100)
+    code, _, err = run("start", path, "--yes")
+    assert code == 2
+    assert "is a workbook (.xlsx, .ods) or an archive and no text; save its sheet as CSV UTF-8" in err
+
+
 def test_a_sum_below_the_rows_is_no_job(written) -> None:
     """The last row of a spreadsheet is named and left out; a job called Total counts."""
     path = written(
@@ -585,6 +598,22 @@ def test_runs_arrive_in_any_order(run, written, fleet) -> None:
         code, _, err = run("import", "usage", written(name, "\n".join([header, *rows])), "--zone", "UTC")
         assert code == 0, err
     assert sorted(start for _, start, _ in runs_of(fleet)) == [ms(2026, 10, 1, 8), ms(2026, 10, 1, 11)]
+
+
+@given(data=st.data(), lengths=st.lists(st.integers(61, 10_000), min_size=1, max_size=5, unique=True))
+def test_dumps_that_overlap_and_come_in_any_order_give_each_run_once(data, lengths) -> None:
+    """Whatever part of a job's runs each dump shows, all of them together are known once afterwards."""
+    starts = [1_759_276_800 + 20_000 * number + 7 * number for number in range(len(lengths))]
+    runs = [(start * 1000, (start + length) * 1000) for start, length in zip(starts, lengths, strict=True)]
+    dumps = data.draw(st.lists(st.sets(st.sampled_from(runs), min_size=1), min_size=1, max_size=5))
+    known: dict[str, KnownRun] = {}
+    for dump in dumps:
+        rows = [UsageRow(1, "7", start, end, 1_000_000) for start, end in data.draw(st.permutations(sorted(dump)))]
+        named = name_runs(rows, {"7": list(known.values())})
+        assert len({row.workload_id for row in named}) == len(rows)
+        known |= {row.workload_id: KnownRun(row.workload_id, row.start_ms, row.end_ms) for row in named}
+    seen = set().union(*dumps)
+    assert sorted((run.start_ms, run.end_ms) for run in known.values()) == sorted(seen)
 
 
 def test_overlapping_rows_of_a_job_are_no_runs(written) -> None:

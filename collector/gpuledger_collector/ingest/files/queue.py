@@ -60,7 +60,7 @@ def read_queue(path: Path, source: str = "file", pool: str = "", instants: Insta
             del values[name]
         waiting = WaitingRow(gpu_micro=int(row.gpus * MICRO), **values | {"pool": row.pool or pool})
         if queue.setdefault(waiting.workload_id, waiting) != waiting:
-            message = f"{waiting.workload_id} stands twice in this reading, with other values"
+            message = f"{waiting.workload_id} stands twice in this reading, with other values; leave out one of them"
             parsed.problems.append(Problem("double", f"{record.source}:workload_id", message))
     parsed.rows = [QueueRow(name, at_ms, tuple(queue.values())) for (name, at_ms), queue in sorted(readings.items())]
     return parsed
