@@ -15,6 +15,7 @@ from dashboards.grafana import (
     SKY,
     VERMILION,
     Board,
+    Panel,
     band,
     chosen,
     codes,
@@ -166,9 +167,10 @@ LEVELS = (
 OF_BUDGET = " AND ".join(
     f"(b.owner ->> '{level}' IS NULL OR o.{name} = b.owner ->> '{level}')" for level, name in LEVELS
 )
+IN_MONEY = "measure <> 'gpu_hours' AND currency = ${currency:sqlstring}"
 BUDGET_PERIODS = f"""
     b AS (
-        SELECT id, name, owner, amount_micro, currency,
+        SELECT id, name, owner, amount_micro, currency, measure,
             CASE period WHEN 'range' THEN start_ms
                 ELSE {local(f"date_trunc(period, {TODAY}::timestamp)")} END AS since_ms,
             CASE period WHEN 'range' THEN end_ms ELSE {
@@ -177,33 +179,40 @@ BUDGET_PERIODS = f"""
         "ELSE interval '1 month' END)"
     )
 } END AS until_ms
-        FROM budget WHERE superseded_at IS NULL AND currency = ${{currency:sqlstring}}
+        FROM budget WHERE superseded_at IS NULL AND {IN_MONEY}
     )
 """
-"""Budgets in force, with their period of now."""
+"""Budgets in money in force, with their period of now."""
 BUDGET_DAYS = f"""
     spent AS (
-        SELECT b.id, l.day_ms, sum(l.cost_micro) AS cost FROM b JOIN {LEDGER} l
+        SELECT b.id, l.day_ms, sum(CASE b.measure WHEN 'gpu_hours' THEN l.gpu_ns::numeric / {GPU_HOUR_NS} * {MICRO}
+            ELSE l.cost_micro END) AS cost FROM b JOIN {LEDGER} l
             ON l.day_ms >= least(b.since_ms, {local(f"({TODAY} - 28)::timestamp")}) AND l.day_ms < b.until_ms
-            AND l.currency = b.currency
+            AND CASE b.measure WHEN 'gpu_hours' THEN l.state = 'held' ELSE l.currency = b.currency END
         LEFT JOIN owner o ON o.id = l.owner_id WHERE {OF_BUDGET} GROUP BY 1, 2
     ), pace AS (
         SELECT b.id, avg(coalesce(spent.cost, 0)) AS mean, coalesce(stddev_samp(coalesce(spent.cost, 0)), 0) AS spread
         FROM b CROSS JOIN conservation_check p LEFT JOIN spent ON spent.id = b.id AND spent.day_ms = p.day_ms
         WHERE {whole("p")} AND p.day_ms >= {local(f"({TODAY} - 28)::timestamp")} GROUP BY 1
     ), so_far AS (
-        SELECT b.*, coalesce((SELECT sum(cost) FROM spent WHERE spent.id = b.id AND spent.day_ms >= b.since_ms), 0)
-                AS cost,
+        SELECT b.*, direct, direct + shared AS cost, (direct + shared) / nullif(direct, 0) AS with_shares,
             greatest(0, (b.until_ms - greatest(b.since_ms, coalesce((SELECT max(until_ms) FROM conservation_check), 0)))
                 / 86400000.0) AS days_left
-        FROM b
+        FROM b, LATERAL (SELECT
+            coalesce((SELECT sum(cost) FROM spent WHERE spent.id = b.id AND spent.day_ms >= b.since_ms), 0) AS direct,
+            CASE b.measure WHEN 'total' THEN (SELECT sum(s.shared_micro) FROM budget_share s
+                WHERE s.budget_id = b.id AND s.start_ms >= b.since_ms AND s.start_ms < b.until_ms) ELSE 0 END AS shared
+        ) AS sums
     ), ending AS (
-        SELECT so_far.*, so_far.cost + pace.mean * days_left AS expected,
-            1.28 * pace.spread * sqrt(days_left) AS either_way
+        SELECT so_far.*, so_far.cost + pace.mean * with_shares * days_left AS expected,
+            1.28 * pace.spread * with_shares * sqrt(days_left) AS either_way
         FROM so_far LEFT JOIN pace ON pace.id = so_far.id
     )
 """
-"""What is charged to a budget's owner by day, and where its period ends by the pace of the last 28 full days."""
+"""What counts against a budget by day, and where its period ends by the pace of the last 28 full days.
+
+Shares of common costs, which the collector computes for budgets on total cost, are spread over the days in proportion.
+"""
 BUDGETS = f"""
     WITH {BUDGET_PERIODS}, {BUDGET_DAYS}
     SELECT e.name AS budget, e.cost / nullif(e.amount_micro, 0) AS "part spent",
@@ -214,14 +223,18 @@ BUDGETS = f"""
         (SELECT string_agg(a.rule || ' ' || a.percent || ' %: ' || a.state, ', ' ORDER BY a.rule, a.percent)
             FROM budget_alert a WHERE a.budget_id = e.id AND a.period_start_ms = e.since_ms) AS thresholds,
         coalesce((SELECT string_agg(o.key || ' ' || o.value, ', ' ORDER BY o.key) FROM jsonb_each_text(e.owner) o),
-            'the whole fleet') AS owner
+            'the whole fleet') AS owner,
+        CASE e.measure WHEN 'total' THEN 'total cost' WHEN 'gpu_hours' THEN 'GPU-hours' ELSE 'direct cost' END
+            AS "of what"
     FROM ending e ORDER BY 2 DESC NULLS LAST, 1 LIMIT 200
 """
+HOUR_BUDGETS = BUDGETS.replace(IN_MONEY, "measure = 'gpu_hours'")
 BURN_UP = f"""
     WITH {BUDGET_PERIODS}, {BUDGET_DAYS}, chosen AS (
         SELECT * FROM ending WHERE name = ${{budget:sqlstring}} ORDER BY id LIMIT 1
     ), day AS (
-        SELECT p.day_ms, c.*, sum(coalesce(spent.cost, 0)) OVER (ORDER BY p.day_ms) AS sum_micro,
+        SELECT p.day_ms, c.*, coalesce(with_shares, 1) * sum(coalesce(spent.cost, 0)) OVER (ORDER BY p.day_ms)
+                AS sum_micro,
             least(1, (p.until_ms - c.since_ms)::numeric / (c.until_ms - c.since_ms)) AS gone
         FROM chosen c JOIN conservation_check p ON p.day_ms >= c.since_ms AND p.day_ms < c.until_ms
         LEFT JOIN spent ON spent.id = c.id AND spent.day_ms = p.day_ms
@@ -249,6 +262,37 @@ ANOMALY_WORDS = {
     "storm": "retry storm",
 }
 TOP_MODEL = leading("l.gpu_model", f"{LEDGER} l", CHOSEN, "l.cost_micro")
+
+
+def budget_table(title: str, text: str, query: str) -> Panel:
+    """A table of budgets in one unit, which its title says."""
+    return table(
+        title,
+        text,
+        query,
+        MONEY,
+        width=24,
+        height=6,
+        decimals=0,
+        overrides=(
+            column("budget", unit="string"),
+            column("owner", unit="string"),
+            column("of what", unit="string", width=100),
+            column("thresholds", unit="string", width=330),
+            column("time gone", unit=RATIO, decimals=0),
+            *(
+                column(
+                    name,
+                    unit=RATIO,
+                    decimals=0,
+                    cell="color-text",
+                    steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
+                )
+                for name in ("part spent", "at its end")
+            ),
+        ),
+    )
+
 
 BOARD = Board(
     "gpuledger-finops",
@@ -452,31 +496,18 @@ BOARD = Board(
                         column("confidence", unit=RATIO, decimals=0, width=88),
                     ),
                 ),
-                table(
+                budget_table(
                     "Budgets ($currency)",
-                    "This period's spend against each budget, whatever pool and model are chosen. More spent than time "
-                    "has passed is the sign to look. May be empty until budgets are declared.",
+                    "This period's spend against each budget in money, whatever pool and model are chosen; on total "
+                    "cost with the shares of common costs as last computed. More spent than time has passed is the "
+                    "sign to look. May be empty until budgets are declared.",
                     BUDGETS,
-                    MONEY,
-                    width=24,
-                    height=6,
-                    decimals=0,
-                    overrides=(
-                        column("budget", unit="string"),
-                        column("owner", unit="string"),
-                        column("thresholds", unit="string", width=330),
-                        column("time gone", unit=RATIO, decimals=0),
-                        *(
-                            column(
-                                name,
-                                unit=RATIO,
-                                decimals=0,
-                                cell="color-text",
-                                steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
-                            )
-                            for name in ("part spent", "at its end")
-                        ),
-                    ),
+                ),
+                budget_table(
+                    "Budgets (GPU-hours)",
+                    "GPU-hours held this period against each budget in GPU-hours, priced or not, whatever currency, "
+                    "pool and model are chosen. Empty unless one is declared.",
+                    HOUR_BUDGETS,
                 ),
             ),
         ),

@@ -90,6 +90,15 @@ def add_a_correction_a_budget_and_findings(dsn):
             (now_ms,),
         )
         connection.execute(
+            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, measure, terms, recorded_at) "
+            "VALUES ('vision in all', '{\"team\": \"vision\"}', 'month', 1000000000, 'USD', 'total', '{}', now()), "
+            "('vision hours', '{\"team\": \"vision\"}', 'month', 500000000, '', 'gpu_hours', '{}', now()) "
+            "RETURNING id, measure) INSERT INTO budget_share (budget_id, start_ms, end_ms, shared_micro) "
+            "SELECT id, extract(epoch FROM date_trunc('month', now(), 'UTC'))::bigint * 1000, %s, 25000000 FROM b "
+            "WHERE measure = 'total'",
+            (now_ms,),
+        )
+        connection.execute(
             "INSERT INTO finding (key, kind, state, subject, accelerator_id, team, owner, since_ms, opened_ms, "
             "until_ms, confidence, currency, cost_micro, per_day_micro, evidence) SELECT kind || a.uuid, kind, state, "
             "a.uuid, a.id, 'vision', '{}', %s, %s, %s, 0.9, 'USD', 5000000, 9000000, '{}' "

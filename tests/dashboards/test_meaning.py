@@ -163,6 +163,30 @@ def test_the_burn_up_ends_where_the_table_of_budgets_stands(ledger):
     assert lines["end, low"][0] <= by_name["fleet"]["expected"] <= lines["end, high"][0]
 
 
+def test_budgets_say_what_counts_and_in_which_unit(ledger):
+    """Total cost is the direct cost and the stored shares; hours are in a table of their own, and in no money."""
+    money = {row["budget"]: row for row in rows(ledger, "finops", "Budgets ($currency)")}
+    assert {name: row["of what"] for name, row in money.items()} == {
+        "fleet": "direct cost",
+        "vision": "direct cost",
+        "vision in all": "total cost",
+    }
+    assert money["vision in all"]["spent"] == pytest.approx(money["vision"]["spent"] + 25)
+    assert money["vision in all"]["expected"] > money["vision"]["expected"]
+    (hours,) = rows(ledger, "finops", "Budgets (GPU-hours)")
+    held = ledger.execute(
+        "SELECT sum(gpu_ns) / 3.6e12 FROM ledger_day l JOIN owner o ON o.id = l.owner_id WHERE o.team = 'vision' "
+        "AND l.state = 'held' AND l.day_ms >= extract(epoch FROM date_trunc('month', now(), 'UTC'))::bigint * 1000"
+    ).fetchone()[0]
+    corrected = ledger.execute(
+        "SELECT coalesce(sum(c.gpu_ns), 0) / 3.6e12 FROM correction c JOIN owner o ON o.id = c.owner_id "
+        "WHERE o.team = 'vision' AND c.state = 'held'"
+    ).fetchone()[0]
+    assert hours["of what"] == "GPU-hours"
+    assert float(held) * 0.9 < float(hours["spent"]) <= float(held)
+    assert float(hours["spent"]) == pytest.approx(float(held + corrected))
+
+
 def test_parts_of_a_dollar_are_the_spend(ledger):
     """Where each dollar went, by model, adds up to the spend, corrections included."""
     (spend,) = rows(ledger, "finops", "Spend ($currency)")

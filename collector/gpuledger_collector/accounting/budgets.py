@@ -1,4 +1,4 @@
-"""Budgets: what an owner may spend in a period, when its people are notified, and why spend changed.
+"""Budgets: what an owner may spend or use in a period, when its people are notified, and why that changed.
 
 Thresholds are a small state machine for each (budget, period, rule, percent): nothing, pending, firing, acked,
 resolved. Each fires once in its period, whatever happens later. Amounts are micro-units and compared exactly.
@@ -19,6 +19,13 @@ from gpuledger_collector.accounting.quantity import round_together
 
 MONTH, QUARTER, RANGE = "month", "quarter", "range"
 PERIODS = (MONTH, QUARTER, RANGE)
+DIRECT, TOTAL, GPU_HOURS = "direct", "total", "gpu_hours"
+MEASURES = (DIRECT, TOTAL, GPU_HOURS)
+"""What counts against a budget: direct cost, with the owner's shares of common costs, or hours held."""
+HOURS_UNIT = "GPU-hours"
+HOUR_DIGITS = 2
+MICRO_HOUR_NS = 3_600_000
+"""GPU-nanoseconds of a millionth of a GPU-hour."""
 ACTUAL, FORECAST, PACE = "actual", "forecast", "pace"
 PENDING, FIRING, ACKED, RESOLVED = "pending", "firing", "acked", "resolved"
 ROW_EVALUATIONS = 3
@@ -46,7 +53,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An amount for an owner (`owner`: levels of the tree; none: the whole fleet) in each period of its kind."""
+    """An amount for an owner (`owner`: levels of the tree; none: the whole fleet) in each period of its kind.
+
+    `amount_micro` is in millionths of its unit: of the currency, or of a GPU-hour, where `currency` is empty.
+    """
 
     id: int
     name: str
@@ -58,6 +68,31 @@ class Budget:
     terms: Terms = field(default_factory=Terms)
     calendar: Calendar = field(default=UTC_DAYS, compare=False, repr=False)
     """In which its periods begin and end; `span` names days as those of UTC."""
+    measure: str = DIRECT
+
+    @property
+    def unit(self) -> str:
+        """The unit of its amounts: a currency, or GPU-hours."""
+        return HOURS_UNIT if self.measure == GPU_HOURS else self.currency
+
+    @property
+    def spent_word(self) -> str:
+        """What happens to its amount: money is spent, hours are used."""
+        return "used" if self.measure == GPU_HOURS else "spent"
+
+    @property
+    def digits(self) -> int:
+        """Decimal places with which exact amounts are shown."""
+        return HOUR_DIGITS if self.measure == GPU_HOURS else minor_digits(self.currency)
+
+    def number(self, micro: int, digits: int | None = None) -> str:
+        """An amount without its unit: `40,000.00`; `digits` 0 for estimates."""
+        return amount_text(micro, self.digits if digits is None else digits)
+
+    def text(self, micro: int, digits: int | None = None) -> str:
+        """An amount as people write it: `USD 40,000.00`, `5,000.00 GPU-hours`."""
+        number = self.number(micro, digits)
+        return f"{number} {HOURS_UNIT}" if self.measure == GPU_HOURS else f"{self.currency} {number}"
 
     @property
     def owner_label(self) -> str:
@@ -323,11 +358,15 @@ def top(drivers: Sequence[Driver], count: int) -> list[Driver]:
 
 def money_text(micro: int, currency: str, digits: int | None = None) -> str:
     """`USD 40,000.00`: thousands apart, in minor units; `digits` 0 for amounts that are estimates anyway."""
-    places = minor_digits(currency) if digits is None else digits
-    (units,) = to_minor_units([micro], places)
-    whole, part = divmod(abs(units), 10**places)
+    return f"{currency} {amount_text(micro, minor_digits(currency) if digits is None else digits)}"
+
+
+def amount_text(micro: int, digits: int) -> str:
+    """Micro-units with thousands apart: `40,000.00`."""
+    (units,) = to_minor_units([micro], digits)
+    whole, part = divmod(abs(units), 10**digits)
     sign = "-" if units < 0 else ""
-    return f"{currency} {sign}{whole:,}" + (f".{part:0{places}d}" if places else "")
+    return f"{sign}{whole:,}" + (f".{part:0{digits}d}" if digits else "")
 
 
 def parse_amount(text: str) -> int:

@@ -21,7 +21,7 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.budgets import rows, table_row
 from gpuledger_collector.jobs.watch_budgets import Begin, watch_budgets
 from gpuledger_collector.notifications import budget_mail
-from gpuledger_collector.services.budget_status import statuses
+from gpuledger_collector.services.budget_status import evaluate_shares, statuses
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.budget_status import News
@@ -36,11 +36,12 @@ COLUMNS = (
     *(number(name) for name in ("forecast", "forecast_low", "forecast_high")),
     *(Column(name) for name in ("run_out", "run_out_earliest", "run_out_latest")),
     *(number(name) for name in ("pace_1h_percent", "pace_6h_percent", "unpriced_gpu_hours")),
-    *(Column(name) for name in ("rated_up_to", "alerts")),
+    *(Column(name) for name in ("rated_up_to", "alerts", "measure", "unit")),
 )
 TABLE = (
     Column("budget"),
     Column("until", is_optional=True),
+    Column("measure", "of what", is_optional=True),
     number("spent"),
     number("of"),
     number("percent", "%"),
@@ -86,7 +87,9 @@ def _show(form: options.Format, *, exit_code: bool, dsn: str | None, config: Pat
             periods = {budget.period_at(session.now_ms) for budget in budgets.current(connection)}
         for period in periods:
             refresh(session.database, period, session.now_ms)
-        with session.database.transaction(read_only=True) as connection:
+        with session.database.transaction() as connection:
+            for budget in budgets.current(connection):
+                evaluate_shares(connection, budget, budget.period_at(session.now_ms), session.now_ms)
             standing = statuses(connection, session.now_ms)
     if not standing:
         print("gpuledger: no budget is in force; declare them in a file and apply it", file=sys.stderr)
@@ -96,7 +99,7 @@ def _show(form: options.Format, *, exit_code: bool, dsn: str | None, config: Pat
         emit(form, COLUMNS, rows(standing))
     else:
         emit(form, TABLE, [table_row(status) for status in standing])
-    end_with(any(status.spend.cost_micro >= status.budget.amount_micro for status in standing), exit_code)
+    end_with(any((status.spent_percent or 0) >= 100 for status in standing), exit_code)
 
 
 @app.command(epilog='Example: gpuledger budgets ack "vision" --by ada')

@@ -7,6 +7,7 @@ period = "month"
 amount = 40000
 currency = "USD"
 recipients = ["lead@example.com"]
+measure = "direct"                # or "total": with shares of common costs; "gpu_hours": amount is in GPU-hours
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from gpuledger_collector.accounting.budgets import PERIODS, RANGE, Budget, Terms
+from gpuledger_collector.accounting.budgets import DIRECT, GPU_HOURS, MEASURES, PERIODS, RANGE, TOTAL, Budget, Terms
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.config.fields import (
@@ -62,8 +63,10 @@ class DeclaredBudget(Declaration):
     period: Annotated[str, one_of(PERIODS)]
     start_ms: DayInstant | None = Field(None, alias="from", validate_default=True)
     end_ms: Annotated[DayInstant | None, after("start_ms", "from")] = Field(None, alias="to", validate_default=True)
+    # the measure decides whether there must be a currency
+    measure: Annotated[str, one_of(MEASURES)] = DIRECT
     amount_micro: PositiveMicroAmount = Field(alias="amount")
-    currency: Currency
+    currency: Currency = Field("", validate_default=True)
     actual: _Percents = Terms().actual
     forecast: _Percents = Terms().forecast
     pace: _Percent | None = None
@@ -92,18 +95,30 @@ class DeclaredBudget(Declaration):
             raise refusal("not_a_range", 'belongs to period = "range"')
         return day
 
+    @field_validator("currency")
+    @classmethod
+    def _belong_to_money(cls, currency: str, info: ValidationInfo) -> str:
+        measure = info.data.get("measure")
+        if measure == GPU_HOURS and currency:
+            raise refusal("no_money", 'belongs to money: with measure = "gpu_hours" the amount is in GPU-hours')
+        if measure in {DIRECT, TOTAL} and not currency:
+            raise refusal("empty", "is empty")
+        return currency
+
     def to_value(self, source: str, position: int) -> Budget:  # noqa: ARG002
         """The budget with its terms."""
         owner = {level: name for level in LEVELS if (name := getattr(self, level))}
         span = None if self.start_ms is None or self.end_ms is None else Period(self.start_ms, self.end_ms)
         terms = Terms(**{name: getattr(self, name) for name in Terms.__dataclass_fields__})
         # storage gives the id, and the billing zone's calendar when it reads the budget
-        return Budget(0, self.name, owner, self.period, span, self.amount_micro, self.currency, terms)
+        return Budget(
+            0, self.name, owner, self.period, span, self.amount_micro, self.currency, terms, measure=self.measure
+        )
 
     @classmethod
     def from_value(cls, value: Budget) -> Self:
         """The declaration of a budget in force."""
-        fields = {name: getattr(value, name) for name in ("name", "amount_micro", "currency")}
+        fields = {name: getattr(value, name) for name in ("name", "measure", "amount_micro", "currency")}
         fields |= {name: getattr(value.terms, name) for name in Terms.__dataclass_fields__}
         if value.span is not None:
             fields |= {"start_ms": value.span.start_ms, "end_ms": value.span.end_ms}

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gpuledger_collector.accounting.budgets import money_text, percent_of, top
+from gpuledger_collector.accounting.budgets import top
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.fair_share import ShareUse
@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.statement import Contested, SpendChange, StatementSection
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
+from gpuledger_collector.export.budgets import MEASURED
 from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import share_rows
@@ -163,36 +164,34 @@ def trust(proofs: Sequence[ConservationCheck], calendar: Calendar = UTC_DAYS) ->
 
 def budget_facts(status: Status) -> dict[str, Any]:
     """A budget as a page shows it: amounts as texts, and its bar."""
-    budget, ahead, spent = status.budget, status.ahead, status.spend.cost_micro
-    share = percent_of(spent, budget.amount_micro)
-    currency = budget.currency
-    description = f"{share} % of {money_text(budget.amount_micro, currency)} is spent, "
+    budget, ahead, spent, share = status.budget, status.ahead, status.spend.micro, status.spent_percent
+    whole = f"{budget.text(budget.amount_micro)} is {budget.spent_word}"
+    description = f"{html.UNKNOWN}, how much of {whole}, " if share is None else f"{share} % of {whole}, "
     description += f"{status.elapsed_percent} % of the time has passed"
-    if ahead is None:
-        forecast, out = None, None
-    else:
-        forecast = (
-            f"{html.about(ahead.middle_micro, currency)} "
-            f"({html.about(ahead.low_micro, currency)} to {html.about(ahead.high_micro, currency)})"
-        )
-        gone_ms = None if share >= 100 else ahead.run_out_ms
+    forecast = out = None
+    if ahead is not None:
+        middle, low, high = (budget.number(end, 0) for end in (ahead.middle_micro, ahead.low_micro, ahead.high_micro))
+        forecast = f"{middle} ({low} to {high})"
+        gone_ms = None if share is not None and share >= 100 else ahead.run_out_ms
         out = None if gone_ms is None else budget.calendar.date_of(gone_ms).isoformat()
-        description += f", forecast {forecast} {currency}"
-    over = share >= 100 or (ahead is not None and ahead.middle_micro >= budget.amount_micro)
+        description += f", forecast {forecast} {budget.unit}"
+    over = ahead is not None and ahead.middle_micro >= budget.amount_micro
+    gone = share is not None and share >= 100
     return {
         "name": budget.name,
         "owner": budget.owner_label,
-        "currency": currency,
-        "spent": html.micro(spent, currency),
-        "amount": html.micro(budget.amount_micro, currency),
+        "measure": MEASURED[budget.measure],
+        "unit": budget.unit,
+        "spent": html.UNKNOWN if spent is None else budget.number(spent),
+        "amount": budget.number(budget.amount_micro),
         "share": share,
         "elapsed": status.elapsed_percent,
         "until": budget.calendar.date_of(status.period.end_ms).isoformat(),
         "forecast": forecast,
         "out": out,
-        "state": "spent" if share >= 100 else "at risk" if over else "on course",
+        "state": html.UNKNOWN if share is None else budget.spent_word if gone else "at risk" if over else "on course",
         "bar": plots.budget_bar(
-            spent / MICRO,
+            (spent or 0) / MICRO,
             budget.amount_micro / MICRO,
             status.elapsed_percent / 100,
             None if ahead is None else (ahead.low_micro / MICRO, ahead.middle_micro / MICRO, ahead.high_micro / MICRO),

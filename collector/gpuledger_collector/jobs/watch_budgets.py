@@ -12,8 +12,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from gpuledger_collector.accounting.budgets import (
+    TOTAL,
     Alert,
     Budget,
+    HolderSpend,
     Reading,
     drivers,
     evaluate,
@@ -23,7 +25,7 @@ from gpuledger_collector.accounting.budgets import (
     top,
 )
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.services.budget_status import status_of
+from gpuledger_collector.services.budget_status import evaluate_shares, shared_cost, status_of
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.budget_status import News, Status
 from gpuledger_collector.storage.locks import Connection
@@ -62,13 +64,15 @@ def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Writ
         if not budgets.is_in_force(connection, budget.id):
             return 0
         known = budgets.alerts(connection, budget, period)
+        evaluate_shares(connection, budget, period, at_ms)
         status = status_of(connection, budget, period, at_ms)
-        evaluation = evaluate(budget, _reading(status), known)
+        assert status.spend.micro is not None  # its shares were just computed
+        evaluation = evaluate(budget, _reading(status, status.spend.micro), known)
         after = {(alert.rule, alert.percent): alert for alert in (*known, *evaluation.changed)}
         notified = _highest_by_rule(evaluation.fired)
         late = [alert for alert in after.values() if must_escalate(budget, alert, at_ms)]
         escalated = [replace(alert, escalated_ms=at_ms) for alert in late]
-        budgets.store_alerts(connection, budget, period, [*evaluation.changed, *escalated], status.spend.cost_micro)
+        budgets.store_alerts(connection, budget, period, [*evaluation.changed, *escalated], status.spend.micro)
         if not notified and not escalated:
             return 0
         status = replace(status, alerts=tuple(after.values()))
@@ -105,12 +109,12 @@ def _put(connection: Connection, news: News, write: Write, recipients: Sequence[
     )
 
 
-def _reading(status: Status) -> Reading:
+def _reading(status: Status, spent_micro: int) -> Reading:
     ahead = status.ahead
     return Reading(
         status.at_ms,
         status.period,
-        status.spend.cost_micro,
+        spent_micro,
         None if ahead is None else ahead.likely_micro,
         None if ahead is None else ahead.middle_micro,
         status.pace_percents,
@@ -133,8 +137,7 @@ def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Aler
     known = len(days.days(before))
     after = Period(since[-known].start_ms if known else start_ms, end_ms)
     changes = drivers(
-        budgets.spend_by_holder(connection, status.budget, before) if known else (),
-        budgets.spend_by_holder(connection, status.budget, after),
+        _holders(connection, status.budget, before) if known else (), _holders(connection, status.budget, after)
     )
     idle = tuple(budgets.idle_of_budget(connection, status.budget, status.at_ms))[:SHOWN_IDLE]
     return News(
@@ -148,3 +151,10 @@ def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Aler
         idle=idle,
         shortened=known < len(since),
     )
+
+
+def _holders(connection: Connection, budget: Budget, days: Period) -> list[HolderSpend]:
+    """What counted against a budget in some days by holder, with shares of common costs as one more."""
+    holders = [*budgets.spend_by_holder(connection, budget, days)]
+    shared = shared_cost(connection, budget, days, days.end_ms) if budget.measure == TOTAL else 0
+    return [*holders, HolderSpend(("(shared costs)", "", ""), "", 0, shared)] if shared else holders

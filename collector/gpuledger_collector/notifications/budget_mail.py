@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 from gpuledger_collector.accounting.budgets import (
     ACTUAL,
     FORECAST,
+    GPU_HOURS,
     PACE,
     Alert,
     Budget,
     Driver,
     money_text,
-    percent_of,
     thresholds,
 )
-from gpuledger_collector.accounting.money import minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import to_minor_units
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.notifications.amounts import csv_text, exact
@@ -46,7 +46,6 @@ DRIVER_COLUMNS = (
     "price",
     "volume",
     "mix",
-    "currency",
 )
 
 
@@ -78,14 +77,14 @@ def subject(news: News) -> str:
     """How much is spent, when, and where it is heading, in one line."""
     status = news.status
     budget, ahead = status.budget, status.ahead
-    share = percent_of(status.spend.cost_micro, budget.amount_micro)
-    amount = money_text(budget.amount_micro, budget.currency, 0)
+    share = status.spent_percent or 0
+    amount = budget.text(budget.amount_micro, 0)
     days = _days(status.period, budget.calendar)
     text = f"[GPU budget] {budget.name}: {share} % of {amount} on day {_day(status)} of {days}"
     if news.escalated:
         text += ", not acknowledged"
     if news.alert.rule == PACE:
-        text += f", spending at {_pace(status)} % of the even pace"
+        text += f", {_spending(budget)} at {_pace(status)} % of the even pace"
     if ahead is not None:
         text += f", forecast {_estimate(status, ahead.middle_micro)} ({_range(status)})"
         if ahead.run_out_ms is not None and share < 100:
@@ -95,19 +94,19 @@ def subject(news: News) -> str:
 
 def _facts(news: News) -> dict[str, object]:
     status, budget = news.status, news.status.budget
-    spent, amount = status.spend.cost_micro, budget.amount_micro
-    share = percent_of(spent, amount)
+    share = status.spent_percent or 0
     return {
         "subject": subject(news),
         "verdict": _verdict(news),
         "tone": "#b42318" if share >= 100 else "#b54708" if news.alert.rule == ACTUAL else "#175cd3",
         "rows": _rows(news),
         "share": share,
+        "spent_word": budget.spent_word,
         "share_capped": min(share, 100),
         "elapsed": status.elapsed_percent,
         "bar": _bar(share),
         "clock": _bar(status.elapsed_percent),
-        **_changes(news, budget.currency),
+        **_changes(news),
         "windows": _windows(news),
         "actions": _actions(news),
         "data": _data(status),
@@ -119,33 +118,35 @@ def _verdict(news: News) -> str:
     status, alert = news.status, news.alert
     budget, ahead = status.budget, status.ahead
     who = budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})"
-    amount = money_text(budget.amount_micro, budget.currency)
-    spent = money_text(status.spend.cost_micro, budget.currency)
+    amount, micro = budget.text(budget.amount_micro), status.spend.micro or 0
+    spent, word = budget.text(micro), budget.spent_word
     if news.escalated:
-        return f"{who} has spent {spent} of {amount}, and nobody has acknowledged it for {_escalation_time(budget)}."
+        return f"{who} has {word} {spent} of {amount}, and nobody has acknowledged it for {_escalation_time(budget)}."
     if alert.rule == ACTUAL and alert.percent >= 100:
-        over = money_text(status.spend.cost_micro - budget.amount_micro, budget.currency)
-        return f"{who} has spent its whole budget: {spent} of {amount}, {over} over."
+        over = budget.text(micro - budget.amount_micro)
+        return f"{who} has {word} its whole budget: {spent} of {amount}, {over} over."
     if alert.rule == ACTUAL:
-        return f"{who} has spent {spent}, which is past {alert.percent} % of its budget of {amount}."
+        return f"{who} has {word} {spent}, which is past {alert.percent} % of its budget of {amount}."
     if alert.rule == PACE or ahead is None:
-        return f"{who} is spending at {_pace(status)} % of the even pace of its budget of {amount}."
+        how = "using GPU-hours" if budget.measure == GPU_HOURS else "spending"
+        return f"{who} is {how} at {_pace(status)} % of the even pace of its budget of {amount}."
     end = _long(status.period.end_ms - 1, budget.calendar)
     return (
         f"{who} will probably pass {alert.percent} % of its budget of {amount}: "
-        f"by {end} about {_estimate(status, ahead.middle_micro)} will be spent."
+        f"by {end} about {_estimate(status, ahead.middle_micro)} will be {word}."
     )
 
 
 def _rows(news: News) -> list[tuple[str, str]]:
     status = news.status
     budget, ahead, period = status.budget, status.ahead, status.period
-    spent = status.spend.cost_micro
+    spent, shared = status.spend.micro or 0, status.spend.shared_micro
     left = budget.amount_micro - spent
     rows = [
-        ("Spent", money_text(spent, budget.currency)),
-        ("Budget", money_text(budget.amount_micro, budget.currency)),
-        ("Left" if left >= 0 else "Over", money_text(abs(left), budget.currency)),
+        (budget.spent_word.capitalize(), budget.text(spent)),
+        *([] if shared is None else [("Shared", f"{budget.text(shared)} of it are shares of common costs")]),
+        ("Budget", budget.text(budget.amount_micro)),
+        ("Left" if left >= 0 else "Over", budget.text(abs(left))),
         ("Period", f"{_span(period, budget.calendar)}, day {_day(status)} of {_days(period, budget.calendar)}"),
     ]
     if ahead is not None:
@@ -157,9 +158,9 @@ def _rows(news: News) -> list[tuple[str, str]]:
     if status.pace_percents is not None:
         short, long = status.pace_percents
         rows.append(("Pace", f"{short} % of the even pace in the last hour, {long} % in the last six"))
-    idle = status.spend.idle_cost_micro
+    idle = status.spend.idle_micro
     if idle is not None:
-        rows.append(("Held idle", f"{money_text(idle, budget.currency)} of what was spent"))
+        rows.append(("Held idle", f"{budget.text(idle)} of what was {budget.spent_word}"))
     return rows
 
 
@@ -182,9 +183,9 @@ def _actions(news: News) -> list[tuple[str, str]]:
     first, last = (budget.calendar.date_of(at_ms) for at_ms in (news.after.start_ms, news.after.end_ms))
     level = "workload,user" if budget.owner else "team,project"
     actions = []
-    if status.spend.idle_cost_micro:
-        cost = money_text(status.spend.idle_cost_micro, budget.currency)
-        actions.append((f"Free GPUs that are held and idle: they cost {cost} so far", "gpuledger idle"))
+    if status.spend.idle_micro:
+        cost = f"{_cost_word(budget)} {budget.text(status.spend.idle_micro)}"
+        actions.append((f"Free GPUs that are held and idle: they {cost} so far", "gpuledger idle"))
     actions += [(_idle_text(workload, budget.currency), workload.command) for workload in news.idle]
     actions.append(("See what each workload cost", f"gpuledger chargeback --from {first} --to {last} --by {level}"))
     if news.alert.percent >= 100 or news.alert.rule == FORECAST:
@@ -207,7 +208,8 @@ def _data(status: Status) -> list[str]:
         lines.append(f"{_hours(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount here.")
     if status.ahead is not None:
         lines.append(
-            f"The forecast is an estimate from {plural(status.ahead.days_of_history, 'day')} of charges by weekday; "
+            f"The forecast is an estimate from {plural(status.ahead.days_of_history, 'day')} of "
+            f"{'use' if status.budget.measure == GPU_HOURS else 'charges'} by weekday; "
             "its range is how far the same rule was off on them."
         )
     return lines
@@ -221,7 +223,7 @@ def _why(news: News) -> str:
         text = f"You are notified once when budget {name} is spent and nobody acknowledges it within {hours}."
     else:
         percents = " and ".join(f"{crossed.percent} %" for crossed in (alert, *news.also))
-        rule = {ACTUAL: "spending", FORECAST: "the forecast", PACE: "the pace"}[alert.rule]
+        rule = {ACTUAL: _spending(status.budget), FORECAST: "the forecast", PACE: "the pace"}[alert.rule]
         text = f"You are a recipient of budget {name}, and are notified once when {rule} reaches {percents}."
     return f"{text} {_following(status, alert)}"
 
@@ -250,14 +252,14 @@ def _windows(news: News) -> str:
     return f"{text}, as far back as the ledger goes" if news.shortened else text
 
 
-def _changes(news: News, currency: str) -> dict[str, object]:
-    """Drivers in minor units, rounded together so that columns and rows add up."""
-    drivers, digits = news.drivers, minor_digits(currency)
-    changes = to_minor_units([driver.change_micro for driver in drivers], digits)
-    splits = [_parts(driver, change, digits) for driver, change in zip(drivers, changes, strict=True)]
+def _changes(news: News) -> dict[str, object]:
+    """Drivers in shown units, rounded together so that columns and rows add up."""
+    budget, drivers = news.status.budget, news.drivers
+    changes = to_minor_units([driver.change_micro for driver in drivers], budget.digits)
+    splits = [_parts(driver, change, budget.digits) for driver, change in zip(drivers, changes, strict=True)]
 
     def signed(units: int) -> str:
-        text = _signed(units, currency)
+        text = _signed(units, budget)
         return text.removeprefix("+") if news.before is None else text
 
     rows = [_driver_row(*row, signed) for row in zip(drivers, changes, splits, strict=True)]
@@ -265,18 +267,18 @@ def _changes(news: News, currency: str) -> dict[str, object]:
         rows = [{**row, "parts": []} for row in rows]
     totals = {name: signed(sum(split[index] for split in splits)) for index, name in enumerate(PARTS)}
     return {
-        "heading": _comparison(news, sum(changes), currency),
+        "heading": _comparison(news, sum(changes)),
         "drivers": rows,
         "parts": None if news.before is None else totals,
     }
 
 
-def _comparison(news: News, change: int, currency: str) -> str:
+def _comparison(news: News, change: int) -> str:
     """What the compared days cost more or less in words, and what that means for the budget."""
     since = "since the last mail" if news.since_mail else "since the period began"
-    amount = _signed(abs(change), currency).removeprefix("+")
+    amount = _signed(abs(change), news.status.budget).removeprefix("+")
     if news.before is None:
-        return f"Where it went {since}: {amount if change >= 0 else _signed(change, currency)}"
+        return f"Where it went {since}: {amount if change >= 0 else _signed(change, news.status.budget)}"
     calendar = news.status.budget.calendar
     count = len(calendar.days(news.after))
     name = "day" if count == 1 else "week" if count == WEEK_DAYS else f"{count} days"
@@ -284,14 +286,14 @@ def _comparison(news: News, change: int, currency: str) -> str:
     if news.shortened:
         these = f"The last {name}"
     than = f"as much as {those}" if change == 0 else f"{amount} {'more' if change > 0 else 'less'} than {those}"
-    return f"{these} cost {than}{_standing(news.status, change)}"
+    return f"{these} {_cost_word(news.status.budget)} {than}{_standing(news.status, change)}"
 
 
 def _standing(status: Status, change: int) -> str:
     """Whether the budget is spent, or will be, after days that cost more or less."""
     amount, ahead = status.budget.amount_micro, status.ahead
     still = ", still" if change <= 0 else ","
-    if status.spend.cost_micro > amount:
+    if (status.spend.micro or 0) > amount:
         return f"{still} over the budget"
     if ahead is None:
         return ""
@@ -322,7 +324,7 @@ def drivers_csv(news: News) -> str:
 
     Without days to compare with only what was spent is known, and the other cells are empty.
     """
-    rows = []
+    rows, budget = [], news.status.budget
     for driver in news.drivers:
         label = [neutral(cell) for cell in (*driver.label, "", "", "")[:3]]
         amounts = [
@@ -336,28 +338,36 @@ def drivers_csv(news: News) -> str:
         cells = [exact(micro) for micro in amounts]
         if news.before is None:
             cells = ["", exact(driver.after_micro), *[""] * 4]
-        rows.append([*label, neutral(driver.model), *cells, news.status.budget.currency])
-    return csv_text(DRIVER_COLUMNS, rows)
+        rows.append([*label, neutral(driver.model), *cells, budget.unit])
+    unit = "unit" if budget.measure == GPU_HOURS else "currency"
+    return csv_text((*DRIVER_COLUMNS, unit), rows)
 
 
-def _signed(units: int, currency: str) -> str:
-    """Minor units with their sign: `+1,767.00`."""
-    digits = minor_digits(currency)
+def _signed(units: int, budget: Budget) -> str:
+    """Shown units with their sign: `+1,767.00 USD`."""
+    digits = budget.digits
     whole, part = divmod(abs(units), 10**digits)
     sign = "+" if units > 0 else "-" if units < 0 else ""
-    return f"{sign}{whole:,}" + (f".{part:0{digits}d}" if digits else "") + f" {currency}"
+    return f"{sign}{whole:,}" + (f".{part:0{digits}d}" if digits else "") + f" {budget.unit}"
+
+
+def _spending(budget: Budget) -> str:
+    return "use" if budget.measure == GPU_HOURS else "spending"
+
+
+def _cost_word(budget: Budget) -> str:
+    return "used" if budget.measure == GPU_HOURS else "cost"
 
 
 def _estimate(status: Status, micro: int) -> str:
-    return money_text(micro, status.budget.currency, 0)
+    return status.budget.text(micro, 0)
 
 
 def _range(status: Status) -> str:
     ahead = status.ahead
     if ahead is None:
         return "not known"
-    low, high = (money_text(value, status.budget.currency, 0) for value in (ahead.low_micro, ahead.high_micro))
-    return f"{low.partition(' ')[2]} to {high.partition(' ')[2]}"
+    return " to ".join(status.budget.number(value, 0) for value in (ahead.low_micro, ahead.high_micro))
 
 
 def _pace(status: Status) -> str:

@@ -1,4 +1,8 @@
-"""Budgets: what was charged of each so far, and where it is heading."""
+"""Budgets: how much of each is spent so far, and where it is heading.
+
+Shares of common costs depend on what everybody held. `evaluate_shares` computes those of budgets on total cost from the
+entire ledger, and stores them for readers who see a part of it, and for dashboards.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from gpuledger_collector.accounting.budgets import MONTH, Budget
+from gpuledger_collector.accounting.budgets import MONTH, TOTAL, Budget
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, budget_exhaustion, forecast_spend
 from gpuledger_collector.storage.billing import budgets
-from gpuledger_collector.storage.billing.budget_status import Ahead, News, Status
+from gpuledger_collector.storage.billing.allocation import allocate
+from gpuledger_collector.storage.billing.budget_status import Ahead, News, Spend, Status
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications.messages import Content
+from gpuledger_common.largest_remainder import split
 
 LATE_MS = 2 * DAY_MS
 SHOWN_DRIVERS = 5
@@ -33,17 +39,50 @@ def statuses(connection: Connection, at_ms: int) -> list[Status]:
     ]
 
 
+def evaluate_shares(connection: Connection, budget: Budget, period: Period, at_ms: int) -> None:
+    """Compute and store the shares of common costs of a period and of a forecast's history; only of total cost."""
+    if budget.measure != TOTAL:
+        return
+    known_ms = _known_until(connection, period, at_ms)
+    since_ms = min(period.start_ms, _history_since(connection, budget.calendar, known_ms))
+    parts = [
+        part
+        for span in (Period(since_ms, period.start_ms), Period(period.start_ms, known_ms))
+        for part in _months(budget.calendar, span)
+    ]
+    budgets.store_shares(connection, budget, {part: shared_cost(connection, budget, part, at_ms) for part in parts})
+
+
+def _months(calendar: Calendar, span: Period) -> list[Period]:
+    """The parts of a span by month: shared costs are split month by month."""
+    parts, start_ms = [], span.start_ms
+    while start_ms < span.end_ms:
+        end_ms = min(calendar.month(calendar.month_of(start_ms)).end_ms, span.end_ms)
+        parts.append(Period(start_ms, end_ms))
+        start_ms = end_ms
+    return parts
+
+
+def shared_cost(connection: Connection, budget: Budget, span: Period, at_ms: int) -> int:
+    """Return the owner's shares of common costs in a span, as the chargeback has them, in the budget's currency."""
+    shared = allocate(connection, span, tuple(budget.owner) or ("team",), at_ms, budget.owner or None).shared
+    return sum(micro for (currency, _), micro in shared.items() if currency == budget.currency)
+
+
+def _known_until(connection: Connection, period: Period, at_ms: int) -> int:
+    """Up to where the ledger is rated. Up to now would be wrong: time without a cost yet would look like a pause."""
+    return max(budgets.rated_until(connection, min(at_ms, period.end_ms)) or period.start_ms, period.start_ms)
+
+
 def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int) -> Status:
     """The standing of a budget as of an instant, from what is rated by then."""
-    at_ms_in = min(at_ms, period.end_ms)
-    # Up to where the ledger is rated, not up to now: the time in between has no cost yet and would look like a pause.
-    known_ms = max(budgets.rated_until(connection, at_ms_in) or period.start_ms, period.start_ms)
+    known_ms = _known_until(connection, period, at_ms)
     spend = budgets.spend(connection, budget, Period(period.start_ms, known_ms))
     if at_ms >= period.end_ms:
         return Status(
             budget=budget, period=period, at_ms=at_ms, known_ms=known_ms, spend=spend, ahead=None, pace_percents=None
         )
-    ahead = _ahead(connection, budget, period, known_ms, spend.cost_micro)
+    ahead = None if spend.micro is None else _ahead(connection, budget, period, known_ms, spend.micro)
     return Status(
         budget=budget,
         period=period,
@@ -51,7 +90,7 @@ def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int
         known_ms=known_ms,
         spend=spend,
         ahead=ahead,
-        pace_percents=_pace(connection, budget, period, known_ms),
+        pace_percents=_pace(connection, budget, period, known_ms, spend),
     )
 
 
@@ -60,7 +99,7 @@ def forecast_owners(
 ) -> dict[str, dict[str, Ahead]]:
     """Where the spending of each owner of a level goes by the end of a month, by currency, as its budget would say."""
     calendar = zones.calendar(connection)
-    known_ms = max(budgets.rated_until(connection, min(at_ms, period.end_ms)) or period.start_ms, period.start_ms)
+    known_ms = _known_until(connection, period, at_ms)
     since_ms = _history_since(connection, calendar, known_ms)
     read = Period(min(since_ms, period.start_ms), known_ms)
     costs = budgets.costs_by_owner(connection, level, names, read) if read.ms else {}
@@ -80,8 +119,21 @@ def _ahead(connection: Connection, budget: Budget, period: Period, known_ms: int
     if today_ms >= period.end_ms:
         return None
     since_ms = _history_since(connection, budget.calendar, known_ms)
-    by_day = budgets.daily_costs(connection, budget, Period(since_ms, today_ms))
+    by_day = budgets.daily_amounts(connection, budget, Period(since_ms, known_ms))
+    if budget.measure == TOTAL:
+        by_day = _with_shares(by_day, budgets.shares(connection, budget, Period(since_ms, known_ms)))
     return _forecast(budget, period, known_ms, spent_micro, since_ms, by_day)
+
+
+def _with_shares(by_day: Mapping[int, int], parts: Mapping[Period, int]) -> dict[int, int]:
+    """Daily costs with the shares of each part of time spread over its days in proportion to them, as an estimate."""
+    spread = dict(by_day)
+    for part, shared in parts.items():
+        days = [day_ms for day_ms, micro in by_day.items() if part.start_ms <= day_ms < part.end_ms and micro > 0]
+        if days and shared > 0:
+            for day_ms, micro in zip(days, split(shared, [by_day[day_ms] for day_ms in days]), strict=True):
+                spread[day_ms] += micro
+    return spread
 
 
 def _history_since(connection: Connection, days: Calendar, known_ms: int) -> int:
@@ -117,15 +169,22 @@ def _forecast(
     return Ahead(*ends, forecast.days_of_history, *dates)
 
 
-def _pace(connection: Connection, budget: Budget, period: Period, known_ms: int) -> tuple[int, int] | None:
+def _pace(
+    connection: Connection, budget: Budget, period: Period, known_ms: int, spend: Spend
+) -> tuple[int, int] | None:
     """Burn of the last hour and the last six, in percent of the even pace of the period."""
-    if known_ms - max(BURN_HOURS) * HOUR_MS < period.start_ms:
+    if known_ms - max(BURN_HOURS) * HOUR_MS < period.start_ms or spend.micro is None:
+        return None
+    # Shares of common costs are counted in proportion to the direct cost of the period.
+    whole, direct = (spend.micro, spend.micro - spend.shared_micro) if spend.shared_micro else (1, 1)
+    if direct <= 0:
         return None
     short, long = (
-        budgets.cost_of_range(connection, budget, Period(known_ms - hours * HOUR_MS, known_ms))
+        budgets.amount_of_range(connection, budget, Period(known_ms - hours * HOUR_MS, known_ms))
+        * whole
         * period.ms
         * 100
-        // (budget.amount_micro * hours * HOUR_MS)
+        // (direct * budget.amount_micro * hours * HOUR_MS)
         for hours in BURN_HOURS
     )
     return short, long

@@ -15,7 +15,17 @@ from psycopg import sql
 
 from gpuledger_collector.storage.locks import Connection
 
-TABLES = ("budget", "budget_alert", "charge", "correction", "finding", "ledger_day", "ledger_month", "owner")
+TABLES = (
+    "budget",
+    "budget_alert",
+    "budget_share",
+    "charge",
+    "correction",
+    "finding",
+    "ledger_day",
+    "ledger_month",
+    "owner",
+)
 """What a role of one owner may read."""
 EVERYBODY = "gpuledger_everybody"
 _COLUMNS = {"user": "user_name"}
@@ -33,7 +43,7 @@ def condition(table: str, owner: Mapping[str, str]) -> sql.Composed:
         return path
     if table == "budget":
         return named
-    if table == "budget_alert":
+    if table in {"budget_alert", "budget_share"}:
         return sql.SQL("budget_id IN (SELECT id FROM budget WHERE {})").format(named)
     if table == "finding":
         return sql.SQL("(jsonb_build_object('team', team) || owner) @> {}::jsonb").format(

@@ -24,6 +24,7 @@ READABLE = (
     "billing_zone",
     "budget",
     "budget_alert",
+    "budget_share",
     "capacity",
     "carbon_intensity",
     "charge",

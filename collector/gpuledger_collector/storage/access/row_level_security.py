@@ -50,6 +50,7 @@ OWNED = {
     "owner": f"{_PATH} @> {_OWNER}",
     "budget": f"owner @> {_OWNER}",
     "budget_alert": "budget_id IN (SELECT id FROM budget)",
+    "budget_share": "budget_id IN (SELECT id FROM budget)",
     "charge": _OWNED_BY_VIEWER,
     "ledger_day": _OWNED_BY_VIEWER,
     "ledger_month": _OWNED_BY_VIEWER,

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.budgets import Alert, Budget, Driver
+from gpuledger_collector.accounting.budgets import Alert, Budget, Driver, percent_of
 from gpuledger_collector.accounting.period import Period
 
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Charges of an owner in a range of days: micro-units of the budget's currency, GPU-nanoseconds.
+    """What counts against a budget in a range of days: micro-units of its unit, GPU-nanoseconds.
 
+    `micro` None: not known, since shares of common costs are not computed yet; `shared_micro` is their part of it.
     `other_gpu_ns` is time charged in another currency, `unpriced_gpu_ns` time without a price: in no amount here.
     """
 
-    cost_micro: int
-    idle_cost_micro: int | None
+    micro: int | None
+    idle_micro: int | None
     gpu_ns: int
     unpriced_gpu_ns: int
     other_gpu_ns: int
+    shared_micro: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Forecast of the spending at the end of the period (micro-units), and of the days on which the budget runs out.
+    """Forecast of what the period ends with (micro-units of the unit), and of the days on which the budget runs out.
 
     A run-out of None is after the end of the period.
     """
@@ -51,6 +53,11 @@ class Status:
     ahead: Ahead | None
     pace_percents: tuple[int, int] | None
     alerts: tuple[Alert, ...] = ()
+
+    @property
+    def spent_percent(self) -> int | None:
+        """Spent part of the budget, in whole percent."""
+        return None if self.spend.micro is None else percent_of(self.spend.micro, self.budget.amount_micro)
 
     @property
     def elapsed_percent(self) -> int:

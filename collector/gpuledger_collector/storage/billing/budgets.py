@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gpuledger_collector.accounting.budgets import Alert, Budget, HolderSpend, Terms
+from gpuledger_collector.accounting.budgets import GPU_HOURS, MICRO_HOUR_NS, TOTAL, Alert, Budget, HolderSpend, Terms
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.usage import HELD
@@ -35,7 +35,7 @@ _OWNER_COLUMNS = {
 def current(connection: Connection) -> list[Budget]:
     """The budgets in force, by name."""
     rows = connection.execute(
-        "SELECT id, name, owner, period, start_ms, end_ms, amount_micro, currency, terms FROM budget "
+        "SELECT id, name, owner, period, start_ms, end_ms, amount_micro, currency, terms, measure FROM budget "
         "WHERE superseded_at IS NULL ORDER BY name"
     )
     days = zones.calendar(connection)
@@ -43,15 +43,16 @@ def current(connection: Connection) -> list[Budget]:
 
 
 def _budget(row: Sequence[Any], days: Calendar) -> Budget:
-    number, name, owner, kind, start_ms, end_ms, amount_micro, currency, terms = row
+    number, name, owner, kind, start_ms, end_ms, amount_micro, currency, terms, measure = row
     span = None if start_ms is None else Period(start_ms, end_ms)
     read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in terms.items()}
-    return Budget(number, name, owner, kind, span, amount_micro, currency, Terms(**read), days)
+    return Budget(number, name, owner, kind, span, amount_micro, currency, Terms(**read), days, measure)
 
 
 def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) -> ImportOutcome:
-    """The budgets in force become these. Another amount, owner or period is a new budget, whose thresholds are fresh;
-    other terms (recipients, thresholds) change the budget that is there."""
+    """The budgets in force become these. Another amount, measure, owner or period is a new budget, whose thresholds are
+    fresh; other terms (recipients, thresholds) change the budget that is there.
+    """
     known = {budget.name: budget for budget in current(connection)}
     added = updated = unchanged = 0
     gone = [budget.id for name, budget in known.items() if name not in {budget.name for budget in wanted}]
@@ -93,12 +94,13 @@ def _facts(budget: Budget) -> dict[str, object]:
         "span": None if budget.span is None else [budget.span.start_ms, budget.span.end_ms],
         "amount_micro": budget.amount_micro,
         "currency": budget.currency,
+        "measure": budget.measure,
         "terms": asdict(budget.terms),
     }
 
 
 def _amount_of(budget: Budget) -> tuple[object, ...]:
-    return (dict(budget.owner), budget.kind, budget.span, budget.amount_micro, budget.currency)
+    return (dict(budget.owner), budget.kind, budget.span, budget.amount_micro, budget.currency, budget.measure)
 
 
 def _terms(budget: Budget) -> str:
@@ -112,8 +114,8 @@ def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> 
 def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
     span = (None, None) if budget.span is None else (budget.span.start_ms, budget.span.end_ms)
     connection.execute(
-        "INSERT INTO budget (name, owner, period, start_ms, end_ms, amount_micro, currency, terms, recorded_at) "
-        "VALUES (%s, %s::jsonb, %s, %s, %s, %s, %s, %s::jsonb, %s)",
+        "INSERT INTO budget (name, owner, period, start_ms, end_ms, amount_micro, currency, measure, terms, "
+        "recorded_at) VALUES (%s, %s::jsonb, %s, %s, %s, %s, %s, %s, %s::jsonb, %s)",
         (
             budget.name,
             json.dumps(dict(budget.owner)),
@@ -121,6 +123,7 @@ def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
             *span,
             budget.amount_micro,
             budget.currency,
+            budget.measure,
             _terms(budget),
             now,
         ),
@@ -190,32 +193,64 @@ def known_since(connection: Connection, period: Period) -> int:
 
 
 def spend(connection: Connection, budget: Budget, period: Period) -> Spend:
-    """Sum what the owner was charged on the days that begin in the period."""
+    """Sum what counts against the budget on the days that begin in the period."""
     where, values = _of(budget)
+    micro, idle, counts = _measured(budget)
     row = connection.execute(
         f"""
-        SELECT coalesce(sum(cost_micro) FILTER (WHERE mine), 0), sum(idle_cost_micro) FILTER (WHERE mine),
-            coalesce(sum(gpu_ns) FILTER (WHERE mine), 0), coalesce(sum(gpu_ns) FILTER (WHERE currency IS NULL), 0),
+        SELECT coalesce(sum({micro}) FILTER (WHERE {counts}), 0), sum({idle}) FILTER (WHERE {counts}),
+            coalesce(sum(gpu_ns) FILTER (WHERE {counts}), 0), coalesce(sum(gpu_ns) FILTER (WHERE currency IS NULL), 0),
             coalesce(sum(gpu_ns) FILTER (WHERE currency <> %(currency)s), 0)
-        FROM (SELECT l.*, coalesce(currency = %(currency)s, false) AS mine FROM ledger_day l
-            LEFT JOIN owner o ON o.id = l.owner_id
-            WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where}) AS found
+        FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id
+        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where}
         """,
         {**values, **_range(budget, period)},
     ).fetchone()
     assert row is not None
-    return Spend(int(row[0]), None if row[1] is None else int(row[1]), int(row[2]), int(row[3]), int(row[4]))
+    idle_micro = None if row[1] is None else round(row[1])
+    direct, gpu_ns, unpriced_ns, other_ns = (round(row[at]) for at in (0, 2, 3, 4))
+    if budget.measure == GPU_HOURS:  # hours count whatever they cost
+        return Spend(direct, idle_micro, gpu_ns, 0, 0)
+    if budget.measure != TOTAL:
+        return Spend(direct, idle_micro, gpu_ns, unpriced_ns, other_ns)
+    parts = shares(connection, budget, period)
+    shared = sum(parts.values()) if parts else None
+    # Before the first evaluation of a period its shares are unknown, which is not zero.
+    total = direct if period.ms == 0 else None if shared is None else direct + shared
+    return Spend(total, idle_micro, gpu_ns, unpriced_ns, other_ns, shared)
 
 
-def daily_costs(connection: Connection, budget: Budget, period: Period) -> dict[int, int]:
-    """Return the cost of each day of the period that has one, in micro-units."""
-    where, values = _of(budget)
+def shares(connection: Connection, budget: Budget, period: Period) -> dict[Period, int]:
+    """Read the shares of common costs that count against a budget, by the parts of the period that they are of."""
     rows = connection.execute(
-        f"SELECT l.day_ms, sum(l.cost_micro) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id "
-        f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where} GROUP BY 1",
+        "SELECT start_ms, end_ms, shared_micro FROM budget_share WHERE budget_id = %s AND start_ms >= %s "
+        "AND start_ms < %s ORDER BY 1",
+        (budget.id, period.start_ms, period.end_ms),
+    )
+    return {Period(start_ms, end_ms): micro for start_ms, end_ms, micro in rows}
+
+
+def store_shares(connection: Connection, budget: Budget, parts: Mapping[Period, int]) -> None:
+    """Store the shares of common costs of some parts of time; other parts stay."""
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO budget_share (budget_id, start_ms, end_ms, shared_micro) VALUES (%s, %s, %s, %s) "
+            "ON CONFLICT (budget_id, start_ms) DO UPDATE SET end_ms = excluded.end_ms, "
+            "shared_micro = excluded.shared_micro",
+            [(budget.id, part.start_ms, part.end_ms, micro) for part, micro in parts.items()],
+        )
+
+
+def daily_amounts(connection: Connection, budget: Budget, period: Period) -> dict[int, int]:
+    """Return what counts against the budget on each day of the period that has anything, shares left out."""
+    where, values = _of(budget)
+    micro, _, counts = _measured(budget)
+    rows = connection.execute(
+        f"SELECT l.day_ms, sum({micro}) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id "
+        f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {counts} AND {where} GROUP BY 1",
         {**values, **_range(budget, period)},
     )
-    return {day_ms: int(cost or 0) for day_ms, cost in rows}
+    return {day_ms: round(amount or 0) for day_ms, amount in rows}
 
 
 def costs_by_owner(
@@ -234,16 +269,17 @@ def costs_by_owner(
     return costs
 
 
-def cost_of_range(connection: Connection, budget: Budget, period: Period) -> int:
-    """Estimate the cost of a range of time: charges count in proportion to their overlap."""
+def amount_of_range(connection: Connection, budget: Budget, period: Period) -> int:
+    """Estimate what counts against the budget in a range of time: charges count in proportion to their overlap."""
     where, values = _of(budget)
+    micro, _, counts = _measured(budget)
     row = connection.execute(
         f"""
-        SELECT coalesce(round(sum(l.cost_micro::numeric
+        SELECT coalesce(round(sum(({micro})::numeric
             * (least(l.end_ms, %(end)s) - greatest(l.start_ms, %(start)s)) / (l.end_ms - l.start_ms))), 0)
         FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
         WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
-            AND l.end_ms > l.start_ms AND l.currency = %(currency)s AND {where}
+            AND l.end_ms > l.start_ms AND {counts} AND {where}
         """,
         {**values, **_range(budget, period), "first": budget.calendar.day_of(period.start_ms).start_ms},
     ).fetchone()
@@ -254,20 +290,21 @@ def cost_of_range(connection: Connection, budget: Budget, period: Period) -> int
 def spend_by_holder(connection: Connection, budget: Budget, period: Period) -> Sequence[HolderSpend]:
     """Sum charges by job name, user, project and model; time that nobody held by its state."""
     where, values = _of(budget)
+    micro, _, counts = _measured(budget)
     rows = connection.execute(
         f"""
         SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
             coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
-            sum(l.gpu_ns), sum(l.cost_micro)
+            sum(l.gpu_ns), sum({micro})
         FROM charge l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
-        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where}
+        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {counts} AND {where}
         GROUP BY 1, 2, 3, 4, 5
         """,
         {**values, **_range(budget, period)},
     )
     return [
-        HolderSpend((_called(state, name), user, project), model, int(gpu_ns), int(cost or 0))
-        for state, name, user, project, model, gpu_ns, cost in rows
+        HolderSpend((_called(state, name), user, project), model, int(gpu_ns), round(amount or 0))
+        for state, name, user, project, model, gpu_ns, amount in rows
     ]
 
 
@@ -332,6 +369,14 @@ def _of(budget: Budget) -> tuple[str, Mapping[str, str]]:
     """The condition on `o` (owner) that holds for the budget's node of the tree and all below it."""
     where = " AND ".join(f"{_OWNER_COLUMNS[level]} = %(owner_{level})s" for level in budget.owner)
     return where or "true", {f"owner_{level}": value for level, value in budget.owner.items()}
+
+
+def _measured(budget: Budget) -> tuple[str, str, str]:
+    """What a line `l` adds to a budget, its held idle part, and the condition under which it counts."""
+    if budget.measure == GPU_HOURS:
+        known = f"CASE WHEN l.unknown_ns < l.gpu_ns THEN l.idle_ns::numeric / {MICRO_HOUR_NS} END"
+        return f"l.gpu_ns::numeric / {MICRO_HOUR_NS}", known, f"l.state = '{HELD}'"
+    return "l.cost_micro", "l.idle_cost_micro", "coalesce(l.currency = %(currency)s, false)"
 
 
 def _called(state: str, name: str | None) -> str:

@@ -221,18 +221,27 @@ table(
 
 table(
     "budget",
-    "What an owner may spend in a period; changing amount, owner or period supersedes the row.",
+    "What an owner may spend or use in a period; changing amount, measure, owner or period supersedes the row.",
     identity(),
     *required(TEXT, "name"),
     column("owner", JSONB, "level -> value; empty: the whole fleet"),
     column("period", TEXT, "month, quarter or range"),
     column("start_ms", BIG, "of a range", nullable=True),
     column("end_ms", BIG, "of a range", nullable=True),
-    *required(BIG, "amount_micro"),
-    *required(TEXT, "currency"),
+    column("amount_micro", BIG, "millionths of the currency, or of a GPU-hour"),
+    column("currency", TEXT, "empty: GPU-hours"),
     column("terms", JSONB, "thresholds and recipients"),
+    column("measure", TEXT, "direct, total or gpu_hours", default="direct"),
     *versioned(),
     sa.Index("uq_budget_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+)
+
+table(
+    "budget_share",
+    "Shares of common costs that count against a budget on total cost, as of its last evaluation.",
+    foreign("budget_id", "budget.id", primary_key=True),
+    key("start_ms", BIG, "of a month, or of the budget's part of it"),
+    *required(BIG, "end_ms", "shared_micro"),
 )
 
 table(
