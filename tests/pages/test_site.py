@@ -187,7 +187,12 @@ def test_a_page_is_narrowed_by_its_address(fleet):
         assert f"/jobs?period={MONTH}&team={OWN}" in page.links
     assert FOREIGN not in ask(fleet, f"/?{NARROWED}")[2]
     assert ask(fleet, "/?team=(unattributed)")[0] == 200
-    for path in ("/jobs?period=yesterday", "/trust?period=2026-13", "/jobs?sort=name"):
+    year, quarter = MONTH[:4], (int(MONTH[5:]) + 2) // 3
+    for path in [path for path in PAGES if path != "/statements"]:  # those are of a month each
+        for name in (year, f"{year}-Q{quarter}"):
+            status, _, text = ask(fleet, f"{path}?period={name}")
+            assert (status, Page(text).faults) == (200, []), (path, name)
+    for path in ("/jobs?period=yesterday", "/jobs?period=FY2027", "/trust?period=2026-13", "/jobs?sort=name"):
         status, _, text = ask(fleet, path)
         assert (status, Page(text).faults) == (422, []), path
     assert "is not a period; write it as 2026-10" in unescape(ask(fleet, "/jobs?period=yesterday")[2])

@@ -75,6 +75,16 @@ def test_chargeback_is_that_of_the_command(collector):
     assert made["notes"][0] == f"rated up to {day(-2)}T00:00:00Z"
 
 
+def test_a_period_by_its_name_is_that_of_its_days(collector):
+    """A month as `--period` writes it, for the chargeback and for runs."""
+    name = f"{day(0)}"[:7]
+    year, number = int(name[:4]), int(name[5:])
+    days = f"from={name}-01&to={year + number // 12}-{number % 12 + 1:02d}-01"
+    for path in ("/v1/chargeback", "/v1/runs"):
+        assert get(collector, f"{path}?period={name}")[:2] == get(collector, f"{path}?{days}")[:2], path
+    assert get(collector, f"/v1/chargeback?period={name[:4]}")[0] == 200
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [
@@ -83,6 +93,10 @@ def test_chargeback_is_that_of_the_command(collector):
         (f"from=yesterday&to={day(0)}", "is not a date"),
         ("from=2020-01-01&to=2026-01-01", "at most 400 days"),
         (f"to={day(0)}", "from"),
+        ("", "give either period, or from and to"),
+        (f"period=2026-10&to={day(0)}", "give either period, or from and to"),
+        ("period=FY2027", "no fiscal year is declared"),
+        ("period=October", "is not a period"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_its_sentence(collector, query, words):

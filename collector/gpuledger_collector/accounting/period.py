@@ -89,18 +89,36 @@ def month(text: str) -> Period:
 
 
 _QUARTER = re.compile(r"([0-9]{4})[-/ ]?Q([1-4])|Q([1-4])[-/ ]?([0-9]{4})")
+_FISCAL = re.compile(r"FY[- ]?([0-9]{4})(?:[-/ ]?Q([1-4]))?")
 
 
-def parse_period(text: str) -> Period:
-    """The month `2026-10`, the quarter `2026-Q3`, `2026Q3` or `Q3 2026`, or the year `2026`. Raises ValueError."""
+def parse_period(text: str, fiscal_month: int | None = None) -> Period:
+    """The month `2026-10`, the quarter `2026-Q3`, `2026Q3` or `Q3 2026`, the year `2026`, or the fiscal `FY2027` or
+    `FY2027-Q1`, named after the year in which it ends. `fiscal_month`: the month in which fiscal years begin, 1 to 12.
+
+    Raises ValueError with a sentence.
+    """
+    if fiscal := _FISCAL.fullmatch(text.strip().upper()):
+        return _fiscal(int(fiscal[1]), int(fiscal[2] or 0), fiscal_month)
     if re.fullmatch(r"[0-9]{4}", text):
         return Period(month(f"{text}-01").start_ms, month(f"{text}-12").end_ms)
     if quarter := _QUARTER.fullmatch(text.strip().upper()):
         year, last = quarter[1] or quarter[4], 3 * int(quarter[2] or quarter[3])
         return Period(month(f"{year}-{last - 2:02}").start_ms, month(f"{year}-{last:02}").end_ms)
     if not re.fullmatch(r"[0-9]{4}-[0-9]{2}", text):
-        raise ValueError(f"{text!r} is not a period; write it as 2026-10, 2026-Q3 or 2026")
+        raise ValueError(f"{text!r} is not a period; write it as 2026-10, 2026-Q3, 2026 or FY2027")
     return month(text)
+
+
+def _fiscal(year: int, quarter: int, first_month: int | None) -> Period:
+    """A fiscal year, or a quarter of it (0: all of it)."""
+    if first_month is None:
+        raise ValueError('no fiscal year is declared: apply a file with fiscal_year_begins = "July", or your month')
+    if not 1901 <= year < 2200:
+        raise ValueError(f"fiscal year {year} lies outside the years 1901 to 2199")
+    first = 12 * year + first_month - 1 - (12 if first_month > 1 else 0) + 3 * max(quarter - 1, 0)
+    first_name, last_name = (f"{at // 12:04d}-{at % 12 + 1:02d}" for at in (first, first + (3 if quarter else 12) - 1))
+    return Period(month(first_name).start_ms, month(last_name).end_ms)
 
 
 def months_of(period: Period) -> list[str]:
@@ -178,6 +196,8 @@ class Calendar:
     """
 
     zones: tuple[Zone, ...] = (Zone("UTC", UTC),)
+    fiscal_month: int | None = None
+    """The month in which fiscal years begin, 1 to 12; None: not declared."""
 
     @property
     def is_utc(self) -> bool:
@@ -234,6 +254,10 @@ class Calendar:
         """The month `YYYY-MM`. Raises ValueError with a sentence."""
         return self.named(month(text))
 
+    def period(self, text: str) -> Period:
+        """The period that `parse_period` reads. Raises ValueError with a sentence."""
+        return self.named(parse_period(text, self.fiscal_month))
+
     def date_range(self, start: str, end: str) -> Period:
         """From a date (in) to a date (out). Raises ValueError with a sentence."""
         return self.named(date_range(start, end))
@@ -242,6 +266,10 @@ class Calendar:
         """The days of the bill that have the names of these UTC days."""
         bounds = ((_EPOCH + timedelta(milliseconds=at_ms)).date() for at_ms in (nominal.start_ms, nominal.end_ms))
         return Period(*(self.start_of(day) for day in bounds))
+
+    def months_of(self, period: Period) -> list[str]:
+        """The months of a period that begins and ends with one."""
+        return list(dict.fromkeys(self.month_of(day.start_ms) for day in self.days(period)))
 
     def cuts(self, period: Period) -> list[int]:
         """Midnights strictly inside a period that lie inside an hour of UTC: zones of half and quarter hours."""

@@ -16,7 +16,7 @@ import psycopg
 from fastapi import Depends, HTTPException, Query, Request, Response
 from fastapi.routing import APIRoute
 
-from gpuledger_collector.accounting.period import DAY_MS, Period, date_range
+from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, date_range
 from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
@@ -38,6 +38,10 @@ Limit = Annotated[int, Query(ge=1, le=MAX_ROWS, description="Largest number of i
 After = Annotated[str, Query(description="`next` of the previous answer; empty: from the start.")]
 Start = Annotated[str, Query(alias="from", description="First day (of the billing zone), included, as 2026-10-01.")]
 End = Annotated[str, Query(alias="to", description="Last day (of the billing zone), not included.")]
+PeriodName = Annotated[
+    str,
+    Query(alias="period", description="Instead of from and to: 2026-10, 2026-Q4, 2026, FY2027 or FY2027-Q1."),
+]
 
 
 @dataclass(slots=True)
@@ -117,6 +121,13 @@ class LedgerRoute(APIRoute):
     def translate(self, error: Exception) -> HTTPException | None:
         """The HTTP answer to an error; None to leave it as it is."""
         return None if isinstance(error, HTTPException) else as_http_error(error)
+
+
+def requested_days(calendar: Calendar, start: str, end: str, name: str) -> Period:
+    """The days of a period by its name, or from and to. Raises ValueError with a sentence."""
+    if bool(name) == bool(start or end) or bool(start) != bool(end):
+        raise ValueError("give either period, or from and to")
+    return calendar.period(name) if name else calendar.date_range(start, end)
 
 
 def parse_days(start: str, end: str) -> Period:

@@ -19,10 +19,12 @@ from gpuledger_collector.api.context import (
     End,
     LedgerRoute,
     Limit,
+    PeriodName,
     ReadContext,
     Start,
     paginate,
     parse_days,
+    requested_days,
     require_reader,
     split_names,
 )
@@ -50,10 +52,15 @@ def router(context: ReadContext) -> APIRouter:
 
     @routes.get("/chargeback")
     def chargeback(
-        start: Start, end: End, by: By = "team", view: View = "amortized", principal: Principal = reader
+        start: Start = "",
+        end: End = "",
+        period: PeriodName = "",
+        by: By = "team",
+        view: View = "amortized",
+        principal: Principal = reader,
     ) -> Response:
         """What each owner pays, by the dimensions of `by`, as `gpuledger chargeback --format json`."""
-        text = chargeback_json(context, start, end, by, principal, view)
+        text = chargeback_json(context, start, end, by, principal, view, period)
         return Response(text, media_type="application/json")
 
     @routes.get("/accelerators")
@@ -84,16 +91,23 @@ def router(context: ReadContext) -> APIRouter:
 
 
 def chargeback_json(
-    context: ReadContext, start: str, end: str, by: str, principal: Principal, view: str = AMORTIZED
+    context: ReadContext,
+    start: str,
+    end: str,
+    by: str,
+    principal: Principal,
+    view: str = AMORTIZED,
+    name: str = "",
 ) -> str:
     """The chargeback as JSON; for a viewer only what its subtree pays. Raises ValueError for a viewer's cash view."""
     if view == CASH and principal.owner is not None:
         raise ValueError("view=cash is what is paid to providers, which is no owner's: ask with a token that sees all")
     names = split_names(by) or ("team",)
     report([], names)  # refuses an unknown dimension before the database is asked
-    days = parse_days(start, end)
+    if start and end:
+        parse_days(start, end)  # refuses too many days
     with context.database.transaction(read_only=True) as connection:
-        period = zones.in_zone(connection, days)
+        period = requested_days(zones.calendar(connection), start, end, name)
         if view == CASH:
             chargeback = read_cash(connection, period, names, context.now_ms).report
         else:

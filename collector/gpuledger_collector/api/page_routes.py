@@ -18,7 +18,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, format_date, parse_period
+from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, format_date
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error
@@ -133,7 +133,7 @@ class View:
 
     def period(self, calendar: Calendar, default: Period) -> Period:
         """The days that the address names. Raises ValueError."""
-        return calendar.named(parse_period(self.filters.period)) if self.filters.period else default
+        return calendar.period(self.filters.period) if self.filters.period else default
 
     def site(self, connection: Connection, path: str, now_ms: int, **more: Any) -> Site:
         """The frame of a page."""

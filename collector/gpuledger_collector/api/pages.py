@@ -206,8 +206,9 @@ def being_forecast(site: Site) -> Site:
 def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, Any]:
     """What the overview says about a month of the ledger, for the template."""
     calendar = zones.calendar(connection)
-    name = view.filters.period or calendar.month_of(now_ms)
-    period = view.period(calendar, calendar.month(name))
+    month = calendar.month_of(now_ms)
+    name = view.filters.period or month
+    period = view.period(calendar, calendar.month(month))
     last_ms = min(calendar.day_of(now_ms).start_ms, period.end_ms)
     trend = Period(calendar.days_before(last_ms, TREND_DAYS), last_ms)
     fleet = overview.fleet(connection, now_ms - SILENT_MS)

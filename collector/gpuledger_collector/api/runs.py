@@ -10,14 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from gpuledger_collector.accounting.counters import MAX_COUNTED, REPORTED
-from gpuledger_collector.accounting.period import date_range, parse_instant
+from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import (
     REFUSALS,
     End,
     LedgerRoute,
+    PeriodName,
     ReadContext,
     Start,
+    requested_days,
     require_reader,
 )
 from gpuledger_collector.api.intake import authenticate_agent
@@ -73,22 +75,22 @@ def router(context: ReadContext) -> APIRouter:
 
     @routes.get("/runs", responses=REFUSALS)
     def list_runs(
-        start: Start,
-        end: End,
+        start: Start = "",
+        end: End = "",
+        period: PeriodName = "",
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Largest number of runs in the answer.")] = 100,
         principal: Principal = reader,
     ) -> dict[str, Any]:
         """Runs that were charged in a period, dearest first, with the cost of a unit of their output."""
-        try:
-            days = date_range(start, end)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from error
         with context.database.transaction(read_only=True) as connection:
-            period = zones.in_zone(connection, days)
+            try:
+                days = requested_days(zones.calendar(connection), start, end, period)
+            except ValueError as error:
+                raise HTTPException(400, str(error)) from error
             with as_viewer(connection, principal.owner):
-                rows = runs.listed(connection, period, principal.owner or {})
+                rows = runs.listed(connection, days, principal.owner or {})
             rows.sort(key=lambda row: (-(row.cost_micro or 0), row.key))
-            units = chief_unit_costs(connection, rows[:limit], period)
+            units = chief_unit_costs(connection, rows[:limit], days)
         return {
             "items": [run_json(row, units.get((row.workload_id, row.currency))) for row in rows[:limit]],
             "left_out": max(len(rows) - limit, 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import typer
 from typer import Option
 
 from gpuledger_collector.accounting.chargeback import report
-from gpuledger_collector.accounting.period import Period, month
+from gpuledger_collector.accounting.period import Period, month, parse_period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import instant_text
 from gpuledger_collector.cli.chargeback import report_text
@@ -158,6 +159,9 @@ def _month(name: str) -> Period:
     try:
         return month(name)
     except ValueError as error:
+        with contextlib.suppress(ValueError):
+            parse_period(name, 1)
+            refuse(f"a close is of one month, and {name} has several: close each of them, such as --period 2026-10")
         refuse(str(error))
 
 

@@ -76,16 +76,28 @@ class TimeRange:
 
     nominal: Period | None = None
     """The days as UTC days of the same names."""
+    name: str | None = None
+    """Of a period, as `--period` has it: fiscal years are known by the calendar."""
     last_days: int | None = None
 
     def resolve(self, calendar: Calendar, now_ms: int) -> Period:
         """The period in the billing zone; this month when nothing was asked for."""
+        if self.name is not None:
+            return named_period(calendar, self.name)
         if self.nominal is not None:
             return calendar.named(self.nominal)
         if self.last_days is None:
             return calendar.month(calendar.month_of(now_ms))
         today = calendar.day_of(now_ms)
         return Period(calendar.days_before(today.start_ms, self.last_days), today.end_ms)
+
+
+def named_period(calendar: Calendar, name: str) -> Period:
+    """The period that `--period` names."""
+    try:
+        return calendar.period(name)
+    except ValueError as error:
+        refuse(f"--period: {error}")
 
 
 def time_range(period: str | None, start: str | None, end: str | None, days: int | None = None) -> TimeRange:
@@ -96,7 +108,8 @@ def time_range(period: str | None, start: str | None, end: str | None, days: int
         refuse("give both --from and --to: --from 2026-10-01 --to 2026-11-01")
     try:
         if period is not None:
-            return TimeRange(parse_period(period))
+            parse_period(period, 1)  # what no period has as a name is refused before the database is asked
+            return TimeRange(name=period)
         if start is not None and end is not None:
             return TimeRange(date_range(start, end))
     except ValueError as error:

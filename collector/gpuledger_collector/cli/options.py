@@ -35,12 +35,20 @@ PageForm = Annotated[PageFormat, Option("--format", help="Form of the output.")]
 Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to a file.")]
 PeriodName = Annotated[
     str | None,
-    Option("--period", metavar="PERIOD", help="Month 2026-10, quarter 2026-Q3 or year 2026; else this month."),
+    Option(
+        "--period",
+        metavar="PERIOD",
+        help="Month 2026-10, quarter 2026-Q3, year 2026, or fiscal FY2027, FY2027-Q1; else this month.",
+    ),
 ]
 Month = Annotated[str | None, Option("--period", metavar="YYYY-MM", help="A month; else this month.")]
 StatementPeriod = Annotated[
     str | None,
-    Option("--period", metavar="PERIOD", help="Month 2026-10, or with --all a quarter or year; else this month."),
+    Option(
+        "--period",
+        metavar="PERIOD",
+        help="Month 2026-10, or with --all a quarter, year or fiscal year; else this month.",
+    ),
 ]
 BillingZone = Annotated[
     str | None, Option("--zone", metavar="ZONE", help="Refuse, unless days and months are those of this zone.")

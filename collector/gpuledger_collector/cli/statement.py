@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, month, months_of, parse_period
 from gpuledger_collector.accounting.statement import month_before
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.common import FINDINGS, new_app, owner_levels, refuse, require_folder
+from gpuledger_collector.cli.common import FINDINGS, named_period, new_app, owner_levels, refuse, require_folder
 from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.progress import over
 from gpuledger_collector.cli.session import open_session
@@ -61,14 +61,14 @@ def statement(
     level, owner = _split_owner(level, owner)
     try:
         require_level(level)
-        names = [] if period is None else months_of(parse_period(period))
+        if period is not None and len(months_of(parse_period(period, 1))) > 1 and folder is None:
+            refuse(f"a statement is of one month, and {period} has several: --all --dir DIR writes them all")
     except ValueError as error:
         refuse(str(error))
-    if len(names) > 1 and folder is None:
-        refuse(f"a statement is of one month; {period} has {', '.join(names)}; --all --dir DIR writes them all")
     require_folder(output)
     with open_session(dsn, config) as session:
         session.require_zone(zone)
+        names = [] if period is None else session.calendar.months_of(named_period(session.calendar, period))
         for name in names or [session.calendar.month_of(session.now_ms)]:
             span = session.calendar.named(month(name))
             if len(names) > 1 and span.start_ms > session.now_ms:

@@ -1,7 +1,8 @@
 """A declared file: `gpuledger apply` reads it and puts it in force, `gpuledger export config` writes what is in force.
 
-The file has an array of tables for each kind of `kinds.KINDS`, and the billing zone. Where it has tables of a kind,
-exactly these are in force afterwards; of a kind that it does not name, nothing changes.
+The file has an array of tables for each kind of `kinds.KINDS`, the billing zone, and the month in which fiscal years
+begin. Where it has tables of a kind, exactly these are in force afterwards; of a kind that it does not name, nothing
+changes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from gpuledger_collector.accounting.period import parse_date, parse_instant
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config import toml
-from gpuledger_collector.config.fields import Zone
+from gpuledger_collector.config.fields import MONTHS, MonthName, Zone
 from gpuledger_collector.config.kinds import KINDS
 from gpuledger_collector.config.model import Record, unknown_key
 from gpuledger_collector.storage import locks
@@ -28,7 +29,8 @@ from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
 BILLING_ZONE = "billing_zone"
-TABLES = (BILLING_ZONE, *KINDS)
+FISCAL_YEAR = "fiscal_year_begins"
+TABLES = (BILLING_ZONE, FISCAL_YEAR, *KINDS)
 _LIKE_A_CLOSE = {"adjustment", "node_cost", "shared_cost", "cost_center", "carbon", "location"}
 """Kinds that are ordered with closes: what is declared while a month is being closed waits for it."""
 _PLACE = re.compile(r"at line (\d+), column (\d+)")
@@ -41,6 +43,7 @@ class Declared:
 
     values: dict[str, list[Any]] = field(default_factory=dict)
     billing_zone: str | None = None
+    fiscal_month: int | None = None
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -50,15 +53,26 @@ def read_declared(path: Path) -> Declared:
     text, content = _parse(path, declared.problems)
     declared.problems += [unknown_key(str(path), name, TABLES) for name in content if name not in TABLES]
     if BILLING_ZONE in content:
-        try:
-            declared.billing_zone = TypeAdapter(Zone).validate_python(content[BILLING_ZONE])
-        except ValidationError as error:
-            declared.problems.append(Problem("bad_zone", f"{path}:{BILLING_ZONE}", error.errors()[0]["msg"]))
+        declared.billing_zone = _scalar(path, BILLING_ZONE, TypeAdapter(Zone), content, declared.problems)
+    if FISCAL_YEAR in content:
+        name = _scalar(path, FISCAL_YEAR, TypeAdapter(MonthName), content, declared.problems)
+        declared.fiscal_month = None if name is None else MONTHS.index(name) + 1
     for name, kind in KINDS.items():
         if name in content:
             records = _records(path, text, name, content[name], declared.problems)
             declared.values[name] = kind.model.collect(records, declared.problems)
     return declared
+
+
+def _scalar(
+    path: Path, name: str, kind: TypeAdapter[str], content: Mapping[str, Any], problems: list[Problem]
+) -> str | None:
+    """The value of a key outside of tables; None after adding a problem."""
+    try:
+        return kind.validate_python(content[name])
+    except ValidationError as error:
+        problems.append(Problem("bad_value", f"{path}:{name}", error.errors()[0]["msg"]))
+        return None
 
 
 def _parse(path: Path, problems: list[Problem]) -> tuple[str, Mapping[str, Any]]:
@@ -113,6 +127,8 @@ def apply_declared(connection: Connection, declared: Declared, now: dt.datetime)
     outcomes = {}
     if declared.billing_zone is not None:
         outcomes["billing zone"] = zones.replace(connection, declared.billing_zone, now)
+    if declared.fiscal_month is not None:
+        outcomes["fiscal year"] = zones.replace_fiscal_year(connection, declared.fiscal_month, now)
     for name, kind in KINDS.items():
         if name in declared.values and (declared.values[name] or not kind.adds_only):
             outcomes[kind.title] = kind.replace(connection, declared.values[name], now)
@@ -129,7 +145,10 @@ def export_declared(connection: Connection) -> str:
         for name, kind in KINDS.items()
         if kind.current is not None
     }
-    lines = [f"{BILLING_ZONE} = {toml.value(zones.current(connection))}"]
+    calendar = zones.calendar(connection)
+    lines = [f"{BILLING_ZONE} = {toml.value(calendar.zones[-1].name)}"]
+    if calendar.fiscal_month is not None:
+        lines.append(f"{FISCAL_YEAR} = {toml.value(MONTHS[calendar.fiscal_month - 1])}")
     lines += [f"{name} = []" for name, values in tables.items() if not values]
     for name, values in tables.items():
         for value in values:

@@ -324,6 +324,11 @@ DayInstant = Annotated[
 Day = Annotated[dt.date, PlainValidator(_read_day)]
 """A day of the bill, in its zone."""
 Zone = Annotated[str, PlainValidator(_read_zone)]
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July"),
+    *("August", "September", "October", "November", "December"),
+)
+MonthName = Annotated[str, one_of(MONTHS)]
 Clock = Annotated[int, PlainValidator(_read_clock), PlainSerializer(_write_clock)]
 """A minute of the day."""
 QuietHours = Annotated[tuple[int, int], PlainValidator(_read_quiet_hours), PlainSerializer(_write_quiet_hours)]

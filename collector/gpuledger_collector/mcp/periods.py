@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.ledger import ConservationCheck
-from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, format_instant, parse_period
+from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, format_instant
 from gpuledger_collector.mcp.answers import Coverage, Proof, ProofState, Seal, Span
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.ledger import reports
@@ -17,11 +17,11 @@ from gpuledger_common.plurals import plural
 MAX_DAYS = 400
 MAX_SEALS = 14
 NAMED = ("today", "yesterday", "this-month", "last-month", "last-7-days", "last-30-days")
-EXAMPLES = f"{', '.join(NAMED)}, 2026-10, 2026-Q3 or 2026"
+EXAMPLES = f"{', '.join(NAMED)}, 2026-10, 2026-Q3, 2026 or FY2027"
 
 
 def resolve(calendar: Calendar, now_ms: int, text: str, start: str, end: str) -> Period:
-    """The period of a name, a month, a quarter or a year, or from a day to a day; none of them: this month.
+    """The period of a name, month, quarter, year or fiscal year, or from a day to a day; none of them: this month.
 
     Raises ValueError with a sentence that names the parameter.
     """
@@ -33,7 +33,7 @@ def resolve(calendar: Calendar, now_ms: int, text: str, start: str, end: str) ->
         period = calendar.date_range(start, end)
     elif text and text not in NAMED:
         try:
-            period = calendar.named(parse_period(text))
+            period = calendar.period(text)
         except ValueError as error:
             raise ValueError(f"period: {error}; or one of {', '.join(NAMED)}") from None
     else:

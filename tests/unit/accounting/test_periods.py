@@ -88,9 +88,50 @@ def test_a_year_has_twelve_months():
 
 @pytest.mark.parametrize("text", ["2026-Q5", "Q4", "2026-10-01", "٢٠٢٦", "October", ""])
 def test_what_is_no_period(text):
-    """It is refused with the three forms."""
-    with pytest.raises(ValueError, match="is not a period; write it as 2026-10, 2026-Q3 or 2026"):
+    """It is refused with the forms that there are."""
+    with pytest.raises(ValueError, match="is not a period; write it as 2026-10, 2026-Q3, 2026 or FY2027"):
         parse_period(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "begins", "first", "last"),
+    [
+        ("FY2027", 7, "2026-07", "2027-06"),
+        ("fy2027", 10, "2026-10", "2027-09"),
+        ("FY 2027", 1, "2027-01", "2027-12"),
+        ("FY2027", 2, "2026-02", "2027-01"),
+        ("FY2027", 12, "2026-12", "2027-11"),
+        ("FY2027-Q1", 7, "2026-07", "2026-09"),
+        ("FY2027Q4", 7, "2027-04", "2027-06"),
+        ("fy2027 q2", 12, "2027-03", "2027-05"),
+    ],
+)
+def test_fiscal_years_are_named_after_the_year_in_which_they_end(text, begins, first, last):
+    """A year that begins in July 2026 is FY2027; where it begins in January, it is the calendar year."""
+    assert parse_period(text, begins) == Period(month(first).start_ms, month(last).end_ms)
+
+
+@given(st.integers(1901, 2198), st.integers(1, 12))
+def test_fiscal_years_and_their_quarters_abut(year, begins):
+    """Four quarters make a year, and the next one begins where it ends."""
+    whole = parse_period(f"FY{year}", begins)
+    quarters = [parse_period(f"FY{year}-Q{quarter}", begins) for quarter in (1, 2, 3, 4)]
+    assert [(before.end_ms, len(months_of(before))) for before in quarters] == [
+        *((after.start_ms, 3) for after in quarters[1:]),
+        (whole.end_ms, 3),
+    ]
+    assert quarters[0].start_ms == whole.start_ms
+    assert parse_period(f"FY{year + 1}", begins).start_ms == whole.end_ms
+
+
+def test_a_fiscal_year_that_is_not_declared_is_refused():
+    """It is not taken for the calendar year."""
+    with pytest.raises(ValueError, match="no fiscal year is declared"):
+        parse_period("FY2027")
+    with pytest.raises(ValueError, match="is not a period"):
+        parse_period("FY2027-Q5", 7)
+    with pytest.raises(ValueError, match="1901 to 2199"):
+        parse_period("FY0001", 7)
 
 
 @given(st.integers(-(10**12), 10**13), st.integers(0, 40 * DAY_MS))

@@ -73,6 +73,7 @@ COMMON = {
     "corrected_day": "",
     "finding_progress": "",
     "billing_zone": "",
+    "fiscal_year": "",
     "series_day": "",
     "billing_period": "start_ms, end_ms, name, closed_ms, closed_by, lines, seal",
 }

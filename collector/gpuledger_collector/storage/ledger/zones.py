@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace as replaced
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone
@@ -15,11 +16,17 @@ from gpuledger_collector.storage.locks import Connection, Lock
 
 def calendar(connection: Connection) -> Calendar:
     """Read the calendar of the bill; UTC while no zone is declared."""
-    rows = connection.execute("SELECT zone, from_ms FROM billing_zone WHERE superseded_at IS NULL ORDER BY from_ms")
-    calendar = UTC_DAYS
-    for name, from_ms in rows:
-        calendar = _then(calendar, name, from_ms)
-    return calendar
+    rows = connection.execute(
+        "SELECT zone, from_ms, 0 FROM billing_zone WHERE superseded_at IS NULL "
+        "UNION ALL SELECT '', 0, first_month FROM fiscal_year WHERE superseded_at IS NULL ORDER BY 2"
+    )
+    calendar, fiscal_month = UTC_DAYS, None
+    for name, from_ms, first_month in rows:
+        if first_month:
+            fiscal_month = first_month
+        else:
+            calendar = _then(calendar, name, from_ms)
+    return replaced(calendar, fiscal_month=fiscal_month) if fiscal_month else calendar
 
 
 def in_zone(connection: Connection, nominal: Period) -> Period:
@@ -42,6 +49,19 @@ def zone_of(name: str) -> dt.tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(f"{name!r} is not a zone that this machine knows; write it as Europe/Berlin") from None
+
+
+def replace_fiscal_year(connection: Connection, first_month: int, now: dt.datetime) -> ImportOutcome:
+    """Set the month in which fiscal years begin. No charge changes: it names periods."""
+    before = calendar(connection).fiscal_month
+    if before == first_month:
+        return ImportOutcome(0, 0, 1)
+    gone = connection.execute("UPDATE fiscal_year SET superseded_at = %s WHERE superseded_at IS NULL", (now,)).rowcount
+    connection.execute("INSERT INTO fiscal_year (first_month, recorded_at) VALUES (%s, %s)", (first_month, now))
+    old = None if before is None else {"first_month": before}
+    change = audit.Change("fiscal_year", "fiscal year", old, {"first_month": first_month})
+    audit.record(connection, [change], int(now.timestamp() * 1000))
+    return ImportOutcome(1, gone, 0)
 
 
 def current(connection: Connection) -> str:

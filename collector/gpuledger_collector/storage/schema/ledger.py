@@ -199,6 +199,14 @@ table(
 )
 
 table(
+    "fiscal_year",
+    "Month in which fiscal years begin; none is declared without a row.",
+    identity(),
+    column("first_month", sa.Integer, "1 to 12"),
+    *versioned(),
+)
+
+table(
     "usage_hour",
     "Hourly usage per accelerator and workload, folded from usage intervals with overlaps resolved.",
     *required(BIG, "accelerator_id", "hour_ms"),
