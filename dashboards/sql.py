@@ -71,6 +71,8 @@ def picked(expression: str, variable: str) -> str:
 
 
 CURRENCY = "l.currency = ${currency:sqlstring}"
+HELD_COST = "l.state IN ('held', 'node_cost')"
+"""Lines of what owners held: GPU-time, and their share of the nodes, which has a cost and no GPU-time."""
 POOLS = picked("l.pool", "pool")
 MODELS = picked("l.gpu_model", "model")
 TEAMS = picked(TEAM, "team")

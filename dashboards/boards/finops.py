@@ -37,6 +37,7 @@ from dashboards.sql import (
     FROM_MS,
     GPU_HOUR_NS,
     GRID,
+    HELD_COST,
     KWH,
     LEDGER,
     MICRO,
@@ -425,7 +426,7 @@ BOARD = Board(
                       sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours", {CORRECTION}
-                  FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND l.state = 'held'
+                  FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND {HELD_COST}
                   GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """,
                     MONEY,

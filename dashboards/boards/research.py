@@ -27,6 +27,7 @@ from dashboards.sql import (
     DAYS,
     GPU_HOUR_NS,
     GRID,
+    HELD_COST,
     KWH,
     LEDGER,
     MICRO,
@@ -47,7 +48,7 @@ from dashboards.sql import (
     team,
 )
 
-CHOICE = f"l.state = 'held' AND {TEAMS} AND {picked(PROJECT, 'project')} AND {POOLS} AND {MODELS}"
+CHOICE = f"{HELD_COST} AND {TEAMS} AND {picked(PROJECT, 'project')} AND {POOLS} AND {MODELS}"
 HELD = f"{DAYS} AND {CHOICE}"
 PRICED = f"{HELD} AND {CURRENCY}"
 NAMED = f"{TEAM} || ' / ' || {PROJECT}"

@@ -27,6 +27,7 @@ from dashboards.sql import (
     DAYS,
     GPU_HOUR_NS,
     GRID,
+    HELD_COST,
     HIDDEN_SPAN,
     INDEX,
     KWH,
@@ -61,7 +62,7 @@ IDLE_WORDS = {
     "data_starved": "waits for data",
     "underused": "needs less",
 }
-HELD = f"{DAYS} AND l.state = 'held' AND {TEAMS} AND {POOLS} AND {MODELS}"
+HELD = f"{DAYS} AND {HELD_COST} AND {TEAMS} AND {POOLS} AND {MODELS}"
 PRICED = f"{HELD} AND {CURRENCY}"
 TO_WORKLOAD = to_workload("currency")
 TO_PROJECT = (
@@ -112,7 +113,7 @@ SHARES = f"""
 """
 """What each team had of its shares of pools: `chargeback --by share` in the range, for pools of the inventory."""
 TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
-MONTH = month_end(OWNER, f"l.state = 'held' AND {CURRENCY} AND {TEAMS} AND {POOLS} AND {MODELS}")
+MONTH = month_end(OWNER, f"{HELD_COST} AND {CURRENCY} AND {TEAMS} AND {POOLS} AND {MODELS}")
 FINDING_TEAM = "coalesce(nullif(f.team, ''), '(unattributed)')"
 GIVE_BACK = f"""
     FROM finding f LEFT JOIN workload w ON w.id = f.workload_id

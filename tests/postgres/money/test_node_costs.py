@@ -79,6 +79,32 @@ def test_by_workload_they_stand_with_the_job(october):
     assert rows["slurm::2"] == ("n1", "66.60")
 
 
+def test_budgets_other_currencies_and_the_cash_view_have_them(october, written):
+    """Total cost is total cost: of a budget, at an exchange rate, and as it is paid."""
+    more = """
+[[exchange]]
+from = "USD"
+to = "EUR"
+rate = 0.5
+effective_from = 2025-01-01
+
+[[budget]]
+name = "first days"
+team = "team-1"
+period = "range"
+from = 2025-10-01
+to = 2025-10-03
+amount = 100
+currency = "USD"
+"""
+    code, _, wrong = october("apply", written("more.toml", more))
+    assert code == 0, wrong
+    assert costs(october, "--currency", "EUR")["team-1"] == ("24.000000", Decimal("31.20"))
+    assert costs(october, "--view", "cash") == costs(october)
+    (budget,) = json.loads(october("budgets", "--format", "json")[1])["budgets"]
+    assert Decimal(budget["spent"]) == Decimal("62.40")
+
+
 def test_focus_has_node_hours_of_a_service_of_their_own(october, tmp_path):
     """Compute in node-hours at the price of a node, no GPU quantity; the file adds up and passes both checks."""
     path = tmp_path / "focus.csv"
