@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from gpuledger_agent.sources.exporter import ExporterSource
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
-from gpuledger_common.profiles.library import FOLDER
+from gpuledger_common.profiles.library import packaged_ids, packaged_text
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "exporters.md").read_text(encoding="utf-8")
 PAGE, SHOWN = re.findall(r"^```text\n(.*?)^```$", GUIDE, re.S | re.M)
@@ -73,7 +73,7 @@ def keys(content):
 def test_the_guide_explains_every_key_that_a_packaged_profile_uses():
     """Whoever reads a packaged profile finds its keys in the guide."""
     tables = GUIDE[GUIDE.index("## Every key") :]
-    used = {key for path in FOLDER.glob("*.toml") for key in keys(tomllib.loads(path.read_text()))}
+    used = {key for identity in packaged_ids() for key in keys(tomllib.loads(packaged_text(identity)))}
     words = set(re.findall(r"[a-z_@]+", tables))
     assert used - words == set()
 
@@ -82,9 +82,9 @@ def test_profiles_are_listed_and_shown():
     """The list has every packaged profile with its evidence; one of them is printed as it is."""
     code, out = gpuledger("profiles", "list", "--format", "csv")
     assert code == 0
-    assert {line.split(",")[0] for line in out.splitlines()[1:]} == {path.stem for path in FOLDER.glob("*.toml")}
+    assert {line.split(",")[0] for line in out.splitlines()[1:]} == set(packaged_ids())
     assert "intel-gaudi,Intel Gaudi metric exporter,1.24.0-1007,synthetic" in out
-    assert gpuledger("profiles", "show", "hami") == (0, (FOLDER / "hami.toml").read_text())
+    assert gpuledger("profiles", "show", "hami") == (0, packaged_text("hami"))
     assert gpuledger("profiles", "show", "../read")[0] == 2
 
 

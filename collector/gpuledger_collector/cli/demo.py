@@ -31,6 +31,7 @@ from typer import Option
 from gpuledger_collector.cli.common import UNAVAILABLE, new_app, refuse
 from gpuledger_collector.cli.demo_grafana import ROLE, GrafanaFiles
 from gpuledger_collector.cli.demo_summary import Highlights, summary
+from gpuledger_collector.cli.shipped import shipped
 
 app = new_app()
 LATE_NODE, LATE_DAYS = "l4-01", 2
@@ -74,6 +75,8 @@ recipients = ["foundation-lead@example.com"]
 ACTED_FROM_DAYS = 14
 """In a demo of so many days advice is followed in the middle, and measured in the second half."""
 ADVISED = "sim2real"
+MIXED, PAGE_STEP = "mixed", "15m"
+"""The folder of pages of other vendors' exporters in the examples; each page holds for an hour."""
 FINE_NODE, FINE_HOURS, STEP, FINE_STEP = "a100-02", 36, "5m", "20s"
 """One node's last hours are sampled finely: that a job waits for its data shows within minutes, not between them."""
 CARBON = """[[carbon]]
@@ -179,6 +182,9 @@ def demo(
         "demo-output"
     ),
     port: Annotated[int, Option("--port", help="Port of the collector; 0 takes 8440, or a free one.")] = 0,
+    mixed: Annotated[
+        bool, Option("--mixed", help="Add an AMD and a TPU node, by replaying pages of their exporters.")
+    ] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Print what every command prints.")] = False,
 ) -> None:
     """Show the product on a simulated fleet: its bill, its waste, and the proof that every GPU-second is there.
@@ -204,13 +210,17 @@ def demo(
             simulate_fleet(stage, middle, now, month)
         else:
             simulate_fleet(stage, start, now, month)
+        if mixed:
+            replay_pages(stage, start, now)
         highlights = report(stage, start, now, days, month)
         print("\n" + "\n".join(summary(stage.folder, highlights)), flush=True)
+        if mixed:
+            print("\n" + "\n".join(bill_of_models(stage, start, now)), flush=True)
         if once:
             first, *others = questions(stage)
             print("\n".join([f"Ask it:        {first}", *(f"{'':15}{other}" for other in others)]), flush=True)
         else:
-            live(stage, now)
+            live(stage, now, mixed)
 
 
 def simulate(stage: Stage, start: datetime, end: datetime, *options: str, step: str = STEP) -> None:
@@ -241,6 +251,19 @@ def simulate_fleet(stage: Stage, start: datetime, end: datetime, month: tuple[st
     if month is not None:
         simulate(stage, start, min(end, month[1] - timedelta(days=LATE_DAYS)), "--only", LATE_NODE)
         simulate(stage, max(start, month[1]), end, "--only", LATE_NODE)
+
+
+def replay_pages(stage: Stage, start: datetime, end: datetime) -> None:
+    """Nodes of other vendors: the pages of their exporters through the real agent code, with their prices."""
+    stage.say("replaying the pages of an AMD and a TPU node through the real agent code ...")
+    stage.run("gpuledger", "apply", str(shipped("examples") / MIXED / "ledger.toml"))
+    simulate(stage, start, end, "--pages", str(shipped("examples") / MIXED), step=PAGE_STEP)
+
+
+def bill_of_models(stage: Stage, start: datetime, now: datetime) -> list[str]:
+    """The bill of every vendor's accelerators, side by side."""
+    span = ("--from", f"{start:%Y-%m-%d}", "--to", f"{now:%Y-%m-%d}")
+    return stage.run("gpuledger", "chargeback", *span, "--by", "model")
 
 
 def act(stage: Stage, start: datetime, middle: datetime) -> None:
@@ -457,7 +480,7 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     return Highlights(proof, idle, anomalies, recommended, forecast, advice, None if month is None else month[0])
 
 
-def live(stage: Stage, now: datetime) -> None:
+def live(stage: Stage, now: datetime, mixed: bool) -> None:
     """Agents of the whole fleet at ten seconds a sample, until Ctrl-C."""
     names = subprocess.run(
         own_command(("gpuledger-agent", "simulate", "--list-nodes")),
@@ -467,10 +490,14 @@ def live(stage: Stage, now: datetime) -> None:
         text=True,
     ).stdout.split()
     agents: list[subprocess.Popen[bytes]] = []
+    pages = {folder.name: folder for folder in (shipped("examples") / MIXED).iterdir() if mixed and folder.is_dir()}
+    names += sorted(pages)
     metrics = [f"127.0.0.1:{free_port(0)}" for _ in names]
     try:
         # one by one: those that run are ended
-        agents.extend(start_agent(stage, name, address) for name, address in zip(names, metrics, strict=True))
+        agents.extend(
+            start_agent(stage, name, address, pages.get(name)) for name, address in zip(names, metrics, strict=True)
+        )
         grafana = write_grafana(stage, metrics)
         tell(stage, now, len(agents))
         print(f"{grafana}\nCtrl-C ends everything.", flush=True)
@@ -515,14 +542,15 @@ def write_grafana(stage: Stage, metrics: Sequence[str]) -> str:
     return files.how_to_start()
 
 
-def start_agent(stage: Stage, name: str, metrics: str) -> subprocess.Popen[bytes]:
-    """One node's agent, with a spool of its own and its metrics at this address."""
+def start_agent(stage: Stage, name: str, metrics: str, pages: Path | None) -> subprocess.Popen[bytes]:
+    """One node's agent, with a spool of its own and its metrics at this address; of simulated GPUs, or of a page."""
+    source = ["simulated"] if pages is None else ["exporter", "--target", str(min(pages.glob("*.prom")))]
     return stage.start(
         f"agent-{name}",
         "gpuledger-agent",
         "run",
         "--source",
-        "simulated",
+        *source,
         "--node",
         name,
         GPULEDGER_AGENT_COLLECTOR_URL=stage.collector,

@@ -15,7 +15,7 @@ from gpuledger_collector.cli.session import load_settings
 from gpuledger_common.plurals import plural
 from gpuledger_common.profiles.check import Report, check_page, energy_of
 from gpuledger_common.profiles.fetch import fetch
-from gpuledger_common.profiles.library import FOLDER, all_profiles, named_profile, only_match, packaged_ids
+from gpuledger_common.profiles.library import all_profiles, named_profile, only_match, packaged_ids, packaged_text
 from gpuledger_common.profiles.model import ENERGY, Profile
 from gpuledger_common.profiles.page import read_lines
 from gpuledger_common.readings import WHOLE_GPU, SourceUnavailable
@@ -69,7 +69,7 @@ def show(identity: Annotated[str, Argument(metavar="ID", help="A packaged profil
     """Print a packaged profile, to read or to begin one's own from."""
     if identity not in packaged_ids():
         refuse(f"there is no profile {identity!r}; there are {', '.join(packaged_ids())}")
-    sys.stdout.write((FOLDER / f"{identity}.toml").read_text(encoding="utf-8"))
+    sys.stdout.write(packaged_text(identity))
 
 
 @app.command(epilog="Example: gpuledger profiles check http://node-1:5000/metrics")

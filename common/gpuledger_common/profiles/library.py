@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 
 from gpuledger_common.profiles.model import Profile
 from gpuledger_common.profiles.page import Lines
-from gpuledger_common.profiles.read import ProfileError, read_profile
+from gpuledger_common.profiles.read import ProfileError, parse_profile, read_profile
 from gpuledger_common.profiles.series import derived_labels
 
-FOLDER = Path(__file__).with_name("packaged")
+FOLDER = resources.files("gpuledger_common.profiles") / "packaged"
+"""Perhaps inside a one-file archive of the agent."""
 DCGM = "dcgm-exporter"
 SHOWN = 5
 """Families of an unknown page that a message names."""
@@ -19,14 +21,19 @@ SHOWN = 5
 
 def packaged_ids() -> list[str]:
     """The ids of the profiles that come with GPU Ledger: the names of their files."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return sorted(entry.name.removesuffix(".toml") for entry in FOLDER.iterdir() if entry.name.endswith(".toml"))
 
 
 def packaged_profile(identity: str) -> Profile:
     """One of them. Raises ProfileError."""
     if identity not in packaged_ids():
         raise ProfileError(f"there is no profile {identity!r}; there are {', '.join(packaged_ids())}")
-    return read_profile(FOLDER / f"{identity}.toml")
+    return parse_profile(packaged_text(identity), f"{identity}.toml")
+
+
+def packaged_text(identity: str) -> str:
+    """The file of a packaged profile."""
+    return (FOLDER / f"{identity}.toml").read_text(encoding="utf-8")
 
 
 def named_profile(name: str) -> Profile:
