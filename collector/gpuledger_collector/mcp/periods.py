@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, format_instant
+from gpuledger_collector.accounting.statement import compared_windows
 from gpuledger_collector.mcp.answers import Coverage, Proof, ProofState, Seal, Span
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.ledger import reports
@@ -57,18 +58,20 @@ def _named(calendar: Calendar, now_ms: int, text: str) -> Period:
     return month if text == "this-month" else calendar.month(calendar.month_of(month.start_ms - 1))
 
 
-def comparable(calendar: Calendar, period: Period, now_ms: int) -> tuple[Period, Period]:
-    """What a period is compared with unless somebody says otherwise, and the period.
+def compared(connection: Connection, calendar: Calendar, period: Period, now_ms: int) -> tuple[Period, Period] | None:
+    """What a period is compared with unless somebody says otherwise, and the days of it that are; None: nothing.
 
-    Of an unfinished one its whole days: with the days to come it would always look cheaper.
+    Of an unfinished period its whole days: with the days to come it would always look cheaper. A month is compared as
+    its statements are.
     """
+    if month_name(calendar, period) is not None:
+        known_ms = max((check.until_ms for check in reports.conservation_checks(connection, period)), default=0)
+        past = reports.conservation_checks(connection, before(calendar, period))
+        return compared_windows(period, known_ms, frozenset(check.day_ms for check in past), calendar)
     today = calendar.day_of(now_ms).start_ms
-    base = before(calendar, period)
-    if not period.start_ms < today < period.end_ms:
-        return base, period
-    after = Period(period.start_ms, today)
-    earlier = calendar.days(base)[: len(calendar.days(after))]
-    return Period(base.start_ms, earlier[-1].end_ms), after
+    end_ms = today if period.start_ms < today < period.end_ms else period.end_ms
+    after = Period(period.start_ms, end_ms)
+    return before(calendar, after), after
 
 
 def before(calendar: Calendar, period: Period) -> Period:

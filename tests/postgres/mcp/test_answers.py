@@ -99,18 +99,33 @@ def test_a_change_is_split_exactly(books, by):
         assert sum(amount(row[end]) for row in reply.rows) == amount(total[end])
 
 
-def test_an_unfinished_month_is_compared_with_as_many_days(books):
-    """Its whole days with those of the month before; a finished one with the whole month before."""
+@pytest.mark.parametrize("tool", ["compare_periods", "explain_change"])
+def test_as_many_days_are_compared(books, tool):
+    """Of an unfinished period its whole days with as many before; of a month what the ledger has on both sides."""
     assistant = books.assistant()
-    for tool in ("compare_periods", "explain_change"):
-        reply = assistant.ask(tool, period="this-month")
-        assert (reply.content["period"]["end"], reply.totals[0]["base"]["end"]) == (
-            "2026-09-21T00:00:00Z",
-            "2026-08-21T00:00:00Z",
-        )
-        assert (reply.totals[0]["days_before"], reply.totals[0]["days_after"]) == (20, 20)
-        reply = assistant.ask(tool, period=AUGUST)
-        assert (reply.totals[0]["days_before"], reply.totals[0]["days_after"]) == (31, 31)
+    reply = assistant.ask(tool, start="2026-09-15", end="2026-09-25")
+    assert reply.content["period"] == {"start": "2026-09-15T00:00:00Z", "end": "2026-09-21T00:00:00Z", "zone": "UTC"}
+    (total,) = reply.totals
+    assert (total["base"]["start"], total["base"]["end"]) == ("2026-09-09T00:00:00Z", "2026-09-15T00:00:00Z")
+    assert (total["days_before"], total["days_after"]) == (6, 6)
+    reply = assistant.ask(tool, period=AUGUST)
+    (total,) = reply.totals
+    assert total["base"]["end"] == reply.content["period"]["start"] == "2026-08-01T00:00:00Z"
+    assert total["days_before"] == total["days_after"] == 11
+
+
+@pytest.mark.parametrize("tool", ["compare_periods", "explain_change"])
+def test_what_is_not_known_is_not_compared(books, tool):
+    """A month before the ledger began cost nobody knows what: no row is called new, and nothing is zero."""
+    for arguments in (
+        {"period": AUGUST, "base_period": "2026-01"},
+        {"period": "2026-01", "base_period": AUGUST},
+        {"start": "2026-07-21", "end": "2026-07-22"},
+    ):
+        reply = books.assistant().ask(tool, **arguments)
+        assert (reply.content["status"], reply.rows, reply.totals) == ("empty", [], [])
+        assert "nothing to compare" in reply.content["reason"]
+        assert "base_period" in reply.content["next_step"]
 
 
 def test_corrections_make_no_time_unknown(books):

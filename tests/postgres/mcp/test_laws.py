@@ -120,8 +120,8 @@ def test_hostile_names_stay_data(fleet, dsn, run):
         ("get_cost", {"period": "2025-10"}),
         ("get_cost", {"period": "2025-10", "group_by": "workload,team"}),
         ("get_gpu_waste", {"period": "2025-10"}),
-        ("compare_periods", {"period": "2025-10"}),
-        ("explain_change", {"period": "2025-10"}),
+        ("compare_periods", {"period": "2025-10", "base_period": "2025-10"}),
+        ("explain_change", {"period": "2025-10", "base_period": "2025-10"}),
         ("list_values", {"dimension": "team", "period": "2025-10"}),
         ("get_statement", {"owner": HOSTILE[:900], "month": "2025-10"}),
     ):
@@ -165,8 +165,8 @@ def test_a_huge_ledger_gives_bounded_answers(dsn, run, tmp_path):
     assistant = over(dsn, AUGUST_MS + 2 * DAY)
     for name, arguments in (
         ("get_cost", {}),
-        ("compare_periods", {}),
-        ("explain_change", {}),
+        ("compare_periods", {"base_period": "2026-08"}),
+        ("explain_change", {"base_period": "2026-08"}),
         ("get_efficiency", {}),
         ("list_values", {"dimension": "team", "period": "2026-08"}),
     ):

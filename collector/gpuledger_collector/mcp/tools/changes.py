@@ -157,8 +157,10 @@ def compare_periods(
     """
     page, by, wanted = Page(limit, cursor), dimensions(group_by), conditions(where)
     with ledger.snapshot() as snapshot:
-        spans = _spans(snapshot, (period, start, end), (base_period, base_start, base_end))
-        compared = _compare(snapshot, spans, by, wanted)
+        before, after = _spans(snapshot, (period, start, end), (base_period, base_start, base_end))
+        if before is None:
+            return _incomparable(snapshot, page, after)
+        compared = _compare(snapshot, (before, after), by, wanted)
         called = bills.called(snapshot, compared.by, (group.keys for group in page.of(compared.groups)))
         return page.answer(
             compared.groups,
@@ -192,8 +194,10 @@ def explain_change(
     """
     page, wanted = Page(limit, cursor), conditions(where)
     with ledger.snapshot() as snapshot:
-        spans = _spans(snapshot, (period, start, end), (base_period, base_start, base_end))
-        compared = _compare(snapshot, spans, ("workload", "model"), wanted)
+        before, after = _spans(snapshot, (period, start, end), (base_period, base_start, base_end))
+        if before is None:
+            return _incomparable(snapshot, page, after)
+        compared = _compare(snapshot, (before, after), ("workload", "model"), wanted)
         called = bills.called(snapshot, compared.by, (group.keys for group in page.of(compared.groups)))
         events = _events(snapshot, compared, wanted)
         return page.answer(
@@ -210,15 +214,33 @@ def explain_change(
         )
 
 
-def _spans(snapshot: Snapshot, own: tuple[str, str, str], base: tuple[str, str, str]) -> tuple[Days, Days]:
-    """The base and the period. Raises ValueError."""
+def _spans(snapshot: Snapshot, own: tuple[str, str, str], base: tuple[str, str, str]) -> tuple[Days | None, Days]:
+    """The base and the period; None where one of them has no rated day: what is not known is not zero.
+
+    Raises ValueError.
+    """
     after = snapshot.period(*own)
-    if not any(base):
-        return periods.comparable(snapshot.calendar, after, snapshot.ledger.now_ms)
     try:
-        return snapshot.period(*base), after
+        before = snapshot.period(*base) if any(base) else None
     except ValueError as error:
         raise ValueError(f"base_period, base_start and base_end: {error}") from None
+    if before is None:
+        usual = periods.compared(snapshot.connection, snapshot.calendar, after, snapshot.ledger.now_ms)
+        before, after = usual or (None, after)
+    known = all(span is not None and snapshot.evidence(span).coverage.days_rated for span in (before, after))
+    return (before if known else None), after
+
+
+def _incomparable(snapshot: Snapshot, page: Page, after: Days) -> Answer[Any, Any]:
+    """The answer where there is nothing to compare."""
+    return page.answer(
+        [],
+        lambda row: row,
+        link=bills.link(snapshot, after, ("team",), {}),
+        evidence=snapshot.evidence(after),
+        empty="there is nothing to compare: the ledger has no rated day in this period or in the one before",
+        next_step="describe_ledger says which months there are; base_period, or base_start and base_end, name another",
+    )
 
 
 def _compare(
