@@ -1,4 +1,4 @@
-"""gpuledger plan: what a model will need before it runs: memory, days and money, storage, network."""
+"""gpuledger plan: what a model will need before it runs, and what capacity a pool will need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from gpuledger_collector.cli import options, plan_network, plan_storage, plan_training
+from gpuledger_collector.cli import options, plan_capacity, plan_network, plan_storage, plan_training
 from gpuledger_collector.cli.common import new_app, refuse
 from gpuledger_collector.cli.plan_forms import Page, big, gib, print_page, size_bytes
 from gpuledger_collector.cli.plan_model import (
@@ -41,10 +41,10 @@ from gpuledger_collector.insight.plans.memory import (
 
 app = new_app(
     name="plan",
-    help="What a model will need: memory, days and money, storage, network. Estimates; works without a database.",
+    help="What a model will need: memory, days and money, storage, network; what capacity a pool will need. Estimates.",
     no_args_is_help=True,
 )
-for module in (plan_training, plan_storage, plan_network):
+for module in (plan_training, plan_storage, plan_network, plan_capacity):
     app.add_typer(module.app)  # without a name its command becomes one of this group
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "mlp_hidden", "vocabulary")

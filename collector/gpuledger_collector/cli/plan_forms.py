@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import refuse
@@ -20,6 +21,7 @@ SIZE = {
     **{f"{letter}b": 1000.0**power for power, letter in enumerate("kmgtp", 1)},
     **{f"{letter}ib": 1024.0**power for power, letter in enumerate("kmgtp", 1)},
 }
+MAX_RATE = 10**6
 MAX_VALUE = 1e18
 """A larger number is a typing error."""
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
@@ -59,6 +61,17 @@ def _scaled(text: str, option: str, units: Mapping[str, float], expected: str) -
     if not 0 < value <= MAX_VALUE:
         refuse(f"{option}: {text!r} is not {expected}")
     return value
+
+
+def hourly_rate(text: str, option: str) -> Decimal:
+    """Money per GPU-hour such as 2.49; refuses other texts, naming the option."""
+    try:
+        per_hour = Decimal(text)
+    except InvalidOperation:
+        per_hour = Decimal("NaN")
+    if not per_hour.is_finite() or not 0 <= per_hour <= MAX_RATE:
+        refuse(f"{option}: {text!r} is not money per GPU-hour, such as 2.49")
+    return per_hour
 
 
 def gib(value: float) -> str:

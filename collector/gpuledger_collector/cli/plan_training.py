@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import asdict
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import minor_amount
 from gpuledger_collector.cli.common import declared_owner, duration_ms, new_app, refuse
-from gpuledger_collector.cli.plan_forms import Page, big, count, percent, print_page, span
+from gpuledger_collector.cli.plan_forms import Page, big, count, hourly_rate, percent, print_page, span
 from gpuledger_collector.cli.plan_model import (
     Active,
     GpuName,
@@ -56,7 +55,6 @@ from gpuledger_collector.storage.ledger.past_runs import PastRun
 from gpuledger_collector.wiring import now
 
 app = new_app()
-MAX_RATE = 10**6
 LOOK_BACK_DAYS = 90
 MAX_PAST_RUNS = 5
 SIMILAR_FACTOR = 4
@@ -142,12 +140,7 @@ def _failures(mtbf: str | None, checkpoint: str, every: str | None, restart: str
 
 
 def _given_rate(text: str, currency: str) -> GpuHourRate:
-    try:
-        per_hour = Decimal(text)
-    except InvalidOperation:
-        per_hour = Decimal("NaN")
-    if not per_hour.is_finite() or not 0 <= per_hour <= MAX_RATE:
-        refuse(f"--rate: {text!r} is not money per GPU-hour, such as 2.49")
+    per_hour = hourly_rate(text, "--rate")
     problem = currency_problem(currency)
     if problem is not None:
         refuse(f"--currency: {problem}")

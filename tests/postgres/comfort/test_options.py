@@ -78,6 +78,7 @@ TELLS = {
     "notifications list",
     "outbox list",
     "periods",
+    "plan capacity",
     "plan memory",
     "plan network",
     "plan storage",

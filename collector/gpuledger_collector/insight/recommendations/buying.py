@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,12 +197,12 @@ def newsvendor(gpus: Floats, break_even: float) -> int:
 
     Ties go to the smaller count (critical fractile of the newsvendor problem, Arrow, Harris and Marschak 1951).
     """
-    best, least = 0, cost(gpus, 0, break_even)
-    for count in range(1, math.ceil(float(gpus.max(initial=0.0))) + 1):
-        total = cost(gpus, count, break_even)
-        if total < least - 1e-9:
-            best, least = count, total
-    return best
+    # The cost is convex: the first GPU more that saves nothing is the first that none after it makes up for.
+    return bisect_left(
+        range(math.ceil(float(gpus.max(initial=0.0)))),
+        True,
+        key=lambda count: cost(gpus, count + 1, break_even) >= cost(gpus, count, break_even) - 1e-9,
+    )
 
 
 def cost(gpus: Floats, count: int, break_even: float) -> float:

@@ -231,10 +231,15 @@ def whole_nodes(gpus: Floats, node_gpus: float) -> Floats:
     return np.ceil(gpus / node_gpus - 1e-6) * node_gpus if node_gpus else gpus
 
 
+def unmet(demand: Floats, capacity: Floats) -> Floats:
+    """Return the demand that waits: what is above capacity."""
+    return np.maximum(demand - capacity, 0.0)
+
+
 def measure_outcome(demand: Floats, capacity: Floats, judged: Flags, step_ms: int) -> Outcome:
     """Measure one policy's `capacity` (n,) where `judged` (n,) holds."""
     hours = step_ms / HOUR_MS
-    short = np.maximum(demand - capacity, 0.0)[judged]
+    short = unmet(demand, capacity)[judged]
     waits = start_waits(demand, capacity, judged)
     changed = np.abs(np.diff(capacity)) > EPSILON
     return Outcome(

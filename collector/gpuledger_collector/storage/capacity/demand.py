@@ -140,6 +140,11 @@ def _use(step_ms: int) -> str:
     return "usage_hour" if step_ms == HOUR_MS else _USAGE_INTERVALS
 
 
+def held_by_teams(connection: Connection, start_ms: int, end_ms: int, pool: str) -> list[Series]:
+    """GPUs of one pool that each team held in whole hours, by name; queues are not included."""
+    return _by_owner(connection, start_ms, end_ms, "team", HOUR_MS, pool)
+
+
 def demand(connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS) -> list[Series]:
     """Held and queued GPUs per group of GROUPS over whole steps of STEPS_MS, by name. Raises KeyError for no group."""
     if group in LEVELS:
@@ -166,15 +171,24 @@ def fine(connection: Connection, start_ms: int, end_ms: int, only: str | None = 
     return [pool for pool in series if only in {None, pool.name}]
 
 
-def _by_owner(connection: Connection, start_ms: int, end_ms: int, level: str, step_ms: int) -> list[Series]:
-    """Series by one level of the owner tree: workloads attributed by the rules in force at each step."""
+def _by_owner(
+    connection: Connection, start_ms: int, end_ms: int, level: str, step_ms: int, pool: str | None = None
+) -> list[Series]:
+    """Series by one level of the owner tree: workloads attributed by the rules in force at each step.
+
+    With `pool` of that pool alone.
+    """
     values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
     query = _BY_WORKLOAD.format(placements=_placements("pool"), use=_use(step_ms))
-    used = _select(connection, query, values)
-    imported = _select(connection, _COUNTED.format(group="pool"), values)
+    used, imported = (
+        [row for row in _select(connection, text, values) if pool in {None, row.pool}]
+        for text in (query, _COUNTED.format(group="pool"))
+    )
     facts = workloads.facts(connection, sorted({row.workload_id for row in [*used, *imported]}))
     attribution = Attribution(rules.current(connection))
     fleet, capacity, _ = evidence(connection, start_ms, end_ms, "pool", step_ms)
+    fleet = [usage for usage in fleet if pool in {None, usage.group}]
+    capacity = [span for span in capacity if pool in {None, span.group}]
     observed = {span.group for span in capacity}
 
     def owner(workload_id: int, pool: str, at_ms: int) -> str:

@@ -157,15 +157,18 @@ _COUNTED = """SELECT gpu_model AS model, node, sum(gpu_micro) AS gpu_micro FROM 
     WHERE pool = %(pool)s AND start_ms <= %(at_ms)s AND (end_ms IS NULL OR end_ms > %(since)s) GROUP BY 1, 2"""
 
 
-def rate(connection: Connection, pool: str, at_ms: int) -> GpuHourRate | None:
+def rate(connection: Connection, pool: str, at_ms: int, purchase: str | None = None) -> GpuHourRate | None:
     """The mean rate of a pool at an instant; None when a part has none, or when there are two currencies.
 
-    A pool that is known from imported usage alone is priced by what it held in the last 28 days.
+    `purchase` is a way of buying; None: as the price book decides. A pool that is known from imported usage alone is
+    priced by what it held in the last 28 days.
     """
     values = {"pool": pool, "at_ms": at_ms, "since": at_ms - 28 * DAY_MS}
     places = connection.execute(_PLACES, values).fetchall() or connection.execute(_COUNTED, values).fetchall()
     book = price_book.current(connection)
-    weighted = [(book.price_at(pool, model, node, at_ms), int(gpu_micro)) for model, node, gpu_micro in places]
+    weighted = [
+        (book.price_at(pool, model, node, at_ms, purchase), int(gpu_micro)) for model, node, gpu_micro in places
+    ]
     priced = [(price.rate, price.currency, weight) for price, weight in weighted if price is not None]
     total = sum(weight for _, _, weight in priced)
     # A mean over priced parts only, or over two currencies, would be wrong without anybody noticing.

@@ -1,0 +1,159 @@
+"""`gpuledger plan capacity` from a ledger: demand, growth by team, rates from the book, the commitments and options."""
+
+import csv
+import datetime as dt
+import io
+import json
+
+import pytest
+
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
+from gpuledger_collector.accounting.period import format_instant
+
+DAYS = 49
+START = OCTOBER + 50 * DAY - DAYS * DAY
+"""Usage ends on the day of NOW_MS, 20 November 2025."""
+LINE = ("plan", "capacity", "--pool", "train")
+
+
+@pytest.fixture(autouse=True)
+def november(monkeypatch):
+    """It is 20 November 2025."""
+    at = dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: at)
+
+
+@pytest.fixture
+def usage(run, tmp_path):
+    """Imports usage of a pool: 16 GPUs of vision always, and 8 of speech in the afternoons of the last 20 days."""
+
+    def write(pool="train", days=DAYS):
+        first = START + (DAYS - days) * DAY
+        rows = [f"base,{format_instant(first)},,16,{pool},vision"]
+        rows += [
+            f"{pool}-{day},{format_instant(START + day * DAY + 12 * HOUR)},{format_instant(START + (day + 1) * DAY)},"
+            f"8,{pool},speech"
+            for day in range(DAYS - 20, DAYS)
+        ]
+        file = tmp_path / f"{pool}.csv"
+        file.write_text("\n".join(["workload_id,start,end,gpus,pool,team", *rows]) + "\n")
+        code, _, error = run("import", "usage", file)
+        assert code == 0, error
+
+    return write
+
+
+def price(run, purchase, rate, currency="USD"):
+    options = ("--purchase", purchase, "--rate", rate, "--currency", currency, "--from", "2025-01-01")
+    code, _, error = run("prices", "set", "--pool", "train", *options)
+    assert code == 0, error
+
+
+def plan(run, *more):
+    code, text, error = run(*LINE, "--format", "json", *more)
+    assert code == 0, error
+    return json.loads(text)
+
+
+def test_the_plan_of_a_quarter(run, usage):
+    """To the end of this quarter, with the book's rates: what is always wanted is reserved, teams grow or do not."""
+    usage()
+    for purchase, rate in (("on_demand", "2"), ("reserved", "1.2"), ("spot", "0.8")):
+        price(run, purchase, rate)
+    answer = plan(run)
+    assert (answer["from"], answer["to"], answer["currency"]) == ("2025-11-20", "2026-01-01", "USD")
+    assert answer["rates"]["sources"] == dict.fromkeys(("on_demand", "reserved", "spot"), "price book")
+    assert answer["reservation"]["gpus"] == 16
+    assert answer["demand"]["gpu_hours"]["likely"] == pytest.approx(42 * 24 * 20, rel=0.1)
+    assert answer["demand"]["backtest"]["covered"] is None
+    assert answer["demand"]["verdict"].startswith("unjudged: ")
+    vision, speech = answer["teams"]
+    assert (vision["team"], vision["gpus"], vision["growth"]) == ("vision", 16.0, {"7d": 0.0, "30d": 0.0, "90d": None})
+    assert (speech["team"], speech["gpus"], speech["growth"]["30d"], speech["demand"]) == ("speech", 4.0, None, None)
+    first, *_, last = answer["curve"]
+    assert first["gpus"] == 16
+    assert last["wait"] < first["wait"]
+
+
+def test_a_short_period_is_judged_and_options_replace_the_book(run, usage):
+    """Seven days have a back-test; a rate that is given wins, and its currency leaves the book's rates unknown."""
+    usage()
+    price(run, "on_demand", "2")
+    answer = plan(run, "--to", "2025-11-27", "--reserved-rate", "1.1", "--spot-rate", "0.5", "--spot-interruptions", 6)
+    assert answer["demand"]["backtest"]["days"] == 7
+    assert answer["demand"]["verdict"].startswith("judged on 3 periods of 7 days: ")
+    assert answer["rates"]["sources"] == {"on_demand": "price book", "reserved": "given", "spot": "given"}
+    assert (answer["rates"]["reserved"], answer["rates"]["interruptions"]) == (1.1, 6.0)
+    other = plan(run, "--reserved-rate", "1.1", "--currency", "EUR")
+    assert (other["rates"]["on_demand"], other["reservation"], other["currency"]) == (None, None, "EUR")
+    assert all(point["on_demand"] is None for point in other["curve"])
+
+
+def test_commitments_give_the_reserved_rate_and_are_counted(run, usage, tmp_path):
+    """Upfront and recurring, by the hour; the number to reserve includes them."""
+    usage()
+    price(run, "on_demand", "2")
+    file = tmp_path / "commitments.toml"
+    file.write_text(
+        '[[commitment]]\nname = "base"\npool = "train"\ngpus = 4\nupfront = 3504\nrate = 0.5\ncurrency = "USD"\n'
+        "from = 2025-11-01\nto = 2026-11-01\n"
+    )
+    code, _, error = run("apply", file)
+    assert code == 0, error
+    answer = plan(run)
+    assert answer["rates"]["reserved"] == pytest.approx(0.6)
+    assert (answer["rates"]["sources"]["reserved"], answer["committed_gpus"]) == ("commitments", 4)
+    _, text, _ = run(*LINE)
+    assert "committed now" in text
+
+
+def test_table_and_csv_have_the_same_numbers(run, usage):
+    """Unknown is a dash in the table and an empty cell in CSV, never a zero."""
+    usage()
+    code, text, error = run(*LINE, "--on-demand-rate", "2", "--reserved-rate", "1.2")
+    assert code == 0, error
+    assert "capacity of pool 'train' from 2025-11-20 to 2025-12-31, 42 days; an estimate, never a bill" in text
+    assert "on demand 2 (given), reserved 1.2 (given), spot -" in text
+    assert "16 GPUs with the rest on demand" in text
+    _, table, _ = run(*LINE, "--on-demand-rate", "2", "--reserved-rate", "1.2", "--format", "csv")
+    rows = {(row["about"], row["name"], row["measure"]): row for row in csv.DictReader(io.StringIO(table))}
+    assert rows["reservation", "train", "GPUs"]["likely"] == "16"
+    assert rows["capacity", "16", "cost spot"]["likely"] == ""
+    assert rows["team", "vision", "growth over 30 days"]["likely"] == "0.0"
+    assert rows["team", "vision", "growth over 90 days"]["likely"] == ""
+    assert rows["pool", "train", "demand"]["judged"] == "no"
+
+
+def test_teams_of_other_pools_do_not_count(run, usage):
+    """A pool has its own teams; without a name the pools are listed."""
+    usage()
+    usage("serve")
+    answer = plan(run)
+    assert sum(team["gpus"] for team in answer["teams"]) == pytest.approx(20.0)
+    code, _, error = run("plan", "capacity")
+    assert (code, error.splitlines()[-1]) == (2, "there are several pools: 'serve', 'train'; name one with --pool")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence"),
+    [
+        ((), 1, "'train' has 21 known days of demand: a plan needs 24 at least"),
+        (("--pool", "nowhere"), 2, "--pool: no pool 'nowhere' held GPUs"),
+        (("--period", "2025-Q3"), 2, "the period ends on 2025-10-01: there is nothing left of it to plan"),
+        (("--period", "2027"), 2, "a plan reaches at most 366 days ahead"),
+        (("--period", "2025-Q4", "--to", "2025-12-01"), 2, "give one of --period and --to"),
+        (("--spot-rate", "cheap"), 2, "--spot-rate: 'cheap' is not money per GPU-hour"),
+        (("--currency", "usd"), 2, "--currency: "),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(run, usage, options, code, sentence):
+    usage(days=21)
+    ended, out, error = run(*LINE, *options)
+    assert (ended, out) == (code, "")
+    assert sentence in error
+
+
+def test_an_empty_ledger_and_a_pool_that_is_gone(run, usage, monkeypatch):
+    """Nothing known, or nothing known lately, is said and ends with 1."""
+    code, _, error = run("plan", "capacity")
+    assert (code, "the ledger has no demand yet" in error) == (1, True)

@@ -1,0 +1,205 @@
+"""Capacity for a quarter: the band and its back-test, growth, capacity against wait, and how many to reserve."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.insight.plans.capacity import (
+    HIGH,
+    LIKELY,
+    LOW,
+    QUANTILES,
+    Judgment,
+    Outlook,
+    Rates,
+    Scenarios,
+    TooFewDays,
+    capacity_cost,
+    cost_curve,
+    daily_means,
+    growth,
+    hour_shapes,
+    judge,
+    outlook,
+    plan_capacity,
+    reservation,
+    scenarios,
+    week_mean,
+)
+from gpuledger_collector.insight.recommendations.buying import cost, newsvendor
+from gpuledger_collector.insight.series import Series
+
+RATES = Rates(on_demand=2.0, reserved=1.2, spot=0.8, interruptions=1.0)
+
+
+def hourly(days, seed=0, level=40.0, start_ms=0):
+    """A series by the hour that wanders, with an afternoon peak."""
+    rng = np.random.default_rng(seed)
+    base = np.maximum(level + np.cumsum(rng.normal(0, 1, days)), 0.0)
+    peak = 1 + 0.5 * (np.arange(24) >= 12)
+    return Series("train", start_ms, HOUR_MS, (base[:, None] * peak).ravel())
+
+
+def days_of(values, name="train"):
+    return Series(name, 0, DAY_MS, np.asarray(values, float))
+
+
+demands = st.lists(
+    st.lists(st.floats(0, 50), min_size=len(QUANTILES), max_size=len(QUANTILES)).map(sorted), min_size=1, max_size=30
+).map(lambda rows: Scenarios(np.asarray(rows), 1.0))
+rates = st.builds(Rates, st.floats(0.01, 9), st.floats(0, 9), st.floats(0, 9), st.floats(0, 20))
+
+
+def test_a_day_is_known_by_nine_tenths_of_its_hours():
+    """Two unknown hours leave the mean of the others, three leave nothing; half days at both ends do not count."""
+    values = np.full(6 + 72 + 5, 8.0)
+    values[6:8] = values[30:33] = np.nan
+    days = daily_means(Series("train", DAY_MS - 6 * HOUR_MS, HOUR_MS, values))
+    assert (days.start_ms, days.step_ms) == (DAY_MS, DAY_MS)
+    np.testing.assert_array_equal(days.values, [8.0, np.nan, 8.0])
+
+
+def test_hours_keep_the_shape_of_their_days():
+    """An afternoon peak stays one, days without demand have no shape, and the mean of a shape is one."""
+    hours = hourly(5)
+    shapes = hour_shapes(hours)
+    np.testing.assert_allclose(shapes, np.tile((1 + 0.5 * (np.arange(24) >= 12)) / 1.25, (5, 1)))
+    np.testing.assert_array_equal(hour_shapes(Series("train", 0, HOUR_MS, np.zeros(48))), np.ones((1, 24)))
+
+
+def test_a_constant_past_gives_a_constant_plan():
+    """Every quantile of every day is the level that was always held, as far ahead as it is asked."""
+    ahead = outlook(days_of(np.full(60, 12.0)), 60 * DAY_MS, 98 * DAY_MS)
+    np.testing.assert_allclose(ahead.levels, np.full((38, len(QUANTILES)), 12.0))
+    assert ahead.gpu_hours(LIKELY) == pytest.approx(12 * 24 * 38)
+
+
+def test_a_later_period_is_cut_from_the_same_forecast():
+    """Days before the period are forecast and not counted; the day that the period ends in belongs to it."""
+    days = daily_means(hourly(60))
+    whole = outlook(days, 0, 80 * DAY_MS)
+    later = outlook(days, 70 * DAY_MS, 79 * DAY_MS + HOUR_MS)
+    assert (whole.start_ms, len(whole.levels), later.start_ms) == (60 * DAY_MS, 20, 70 * DAY_MS)
+    np.testing.assert_array_equal(later.levels, whole.levels[10:])
+
+
+def test_the_band_widens_beyond_what_was_learned():
+    """Beyond a third of the past each day's band is wider than the one before, never narrower than what was learned."""
+    ahead = outlook(daily_means(hourly(30)), 30 * DAY_MS, 60 * DAY_MS)
+    width = ahead.levels[:, HIGH] - ahead.levels[:, LOW]
+    assert (np.diff(width[9:]) > 0).all()
+    assert (np.diff(ahead.levels, axis=1) >= 0).all()
+    assert (ahead.levels >= 0).all()
+
+
+def test_too_short_a_past_is_one_sentence():
+    with pytest.raises(TooFewDays, match="'train' has 23 known days of demand: a plan needs 24 at least"):
+        outlook(days_of(np.full(23, 5.0)), 23 * DAY_MS, 50 * DAY_MS)
+
+
+def test_a_band_is_judged_on_three_periods_of_its_length_and_else_called_unjudged():
+    """Each period is forecast from the days before it; a band that is always right says so, a short past says why."""
+    constant = days_of(np.full(160, 5.0))
+    assert judge(constant, 40) == Judgment(40, 3, 1.0, None)
+    short = judge(constant.until(159), 40)
+    assert short == Judgment(40, 2)
+    assert short.sentence() == "unjudged: the past allows a back-test of 2 periods of 40 days, and 3 are needed"
+    step = days_of(np.concatenate([np.full(120, 5.0), np.full(40, 50.0)]))
+    judged = judge(step, 40)
+    assert judged.covered == pytest.approx(2 / 3)
+    assert "67 % of the days" in judged.sentence() or "67% of the days" in judged.sentence()
+
+
+def test_unknown_days_are_not_judged():
+    """A period without a known day is no period."""
+    values = np.full(160, 5.0)
+    values[120:] = np.nan
+    assert judge(days_of(values), 40).periods == 2
+
+
+def test_growth_compares_weeks_and_unknown_is_never_zero():
+    """A past that is too short, an unknown week and a week without demand give no growth."""
+    days = days_of(np.concatenate([np.full(90, 10.0), np.full(7, 15.0)]))
+    assert [growth(days, span) for span in (7, 30, 90)] == pytest.approx([0.5, 0.5, 0.5])
+    assert growth(days.until(96), 90) == pytest.approx(0.428571, abs=1e-5)
+    assert growth(days.until(92), 90) is None
+    assert growth(days_of([0.0] * 7 + [3.0] * 7), 7) is None
+    gap = days.values.copy()
+    gap[-5:-1] = np.nan
+    assert week_mean(days_of(gap)) is None
+
+
+@given(demands, rates, st.integers(0, 60))
+def test_more_capacity_waits_less_and_costs_no_less(demand, rates, gpus):
+    """And nothing waits at the peak; the expected wait lies between nothing and all demand."""
+    less, more = (capacity_cost(demand, rates, count) for count in (gpus, gpus + 1))
+    for name in ("wait", "wait_low", "wait_high", "wait_spot"):
+        assert getattr(more, name) <= getattr(less, name) + 1e-9
+    for name in ("on_demand", "reserved", "spot"):
+        assert getattr(more, name) >= getattr(less, name) - 1e-9
+    assert less.wait_spot >= less.wait - 1e-9
+    assert less.wait_low <= less.wait_high + 1e-9
+    assert capacity_cost(demand, rates, 51).wait == 0
+
+
+@given(demands, rates)
+def test_demand_is_served_or_waits(demand, rates):
+    """Capacity that follows demand serves what does not wait; without interruptions spot serves the same."""
+    calm = Rates(1.0, rates.reserved, 1.0, 0.0)
+    for point in cost_curve(demand, calm):
+        assert point.on_demand + point.wait == pytest.approx(demand.total(demand.gpus))
+        assert point.spot == pytest.approx(point.on_demand)
+        assert point.wait_spot == pytest.approx(point.wait)
+
+
+@given(demands, rates)
+def test_no_count_costs_less_than_the_one_to_reserve(demand, rates):
+    """In expectation; its regret is that of the low and of the high scenario, and never negative."""
+    advice = reservation(demand, rates)
+    every = [
+        cost(demand.gpus.ravel(), count, advice.break_even) / len(QUANTILES) * rates.on_demand for count in range(52)
+    ]
+    assert advice.cost == pytest.approx(min(every), abs=1e-6)
+    assert advice.on_demand_cost == pytest.approx(every[0])
+    assert min(advice.regret_low, advice.regret_high) >= 0
+    assert advice.low <= advice.high
+    if rates.reserved >= rates.on_demand:
+        assert advice.gpus == 0
+
+
+@given(demands, st.floats(0.001, 1))
+def test_reserving_more_than_is_ever_wanted_never_costs_less(demand, break_even):
+    gpus = demand.gpus.ravel()
+    peak = int(np.ceil(gpus.max()))
+    costs = [cost(gpus, count, break_even) for count in range(peak, peak + 5)]
+    assert all(later > earlier for earlier, later in pairwise(costs))
+    assert newsvendor(gpus, break_even) <= peak
+
+
+def test_an_unknown_rate_leaves_its_cost_unknown():
+    """Not zero: neither in the curve, nor in what to reserve."""
+    demand = scenarios(Outlook("train", 0, np.full((3, len(QUANTILES)), 4.0), Judgment(3, 0)), np.ones((1, 24)))
+    (point,) = cost_curve(demand, Rates(None, 1.2, None, 1.0))
+    assert (point.on_demand, point.spot, point.reserved) == (None, None, pytest.approx(4 * 72 * 1.2))
+    assert reservation(demand, Rates(None, 1.2, None, 1.0)) is None
+    assert reservation(demand, Rates(2.0, None, None, 1.0)) is None
+
+
+def test_a_plan_of_a_steady_pool_reserves_its_base():
+    """GPUs that are always wanted are reserved; those of the afternoon are not, when half the time does not pay."""
+    base = np.where(np.arange(24) >= 12, 24.0, 16.0)
+    pool = Series("train", 0, HOUR_MS, np.tile(base, 60))
+    plan = plan_capacity(pool, [pool], 60 * DAY_MS, 98 * DAY_MS, RATES)
+    advice = plan.reservation
+    assert (advice.gpus, advice.low, advice.high, advice.regret_low, advice.regret_high) == (16, 16, 16, 0, 0)
+    assert advice.cost == pytest.approx(38 * 24 * 16 * 1.2 + 38 * 12 * 8 * 2.0)
+    assert advice.on_demand_cost == pytest.approx(38 * 24 * 20 * 2.0)
+    assert [point.gpus for point in plan.curve] == [16, 24]
+    assert plan.curve[0].wait == pytest.approx(38 * 12 * 8)
+    assert plan.teams[0].growth == (0.0, 0.0, None)
