@@ -33,6 +33,7 @@ from gpuledger_collector.services.capacity_plan import (
 )
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.scaling_advice import UnknownPool
+from gpuledger_common.plurals import plural
 
 app = new_app()
 MAX_DAYS = 366
@@ -251,7 +252,8 @@ def _notes(priced: PricedPlan) -> list[str]:
         "growth: mean of the last 7 days over that of the 7 days so many days earlier; - is unknown",
         "teams by the GPUs that they hold; what waits in queues is in the demand of the pool alone",
         "wait: GPU-hours of demand above the capacity; reserved GPUs are paid in every hour, the others follow demand",
-        f"spot: {rates.interruptions:g} interruptions a GPU and day, {rates.spot_effort:.3f} GPU-hours for one of work",
+        f"spot: {plural(f'{rates.interruptions:g}', 'interruption')} a GPU and day, so that an hour of work takes "
+        f"{rates.spot_effort:.3f} GPU-hours",
     ]
 
 
