@@ -60,7 +60,8 @@ def test_runs_of_one_name_scale_as_the_command_says(ledger, seeded):
     held = ledger.execute(
         "SELECT workload_id, min(gpu_model), count(DISTINCT accelerator_id) FROM charge WHERE state = 'held' "
         "AND workload_id NOT IN (SELECT workload_id FROM correction WHERE workload_id IS NOT NULL) "
-        "GROUP BY 1 HAVING count(DISTINCT gpu_model) = 1 AND bool_and(currency = 'USD' AND cost_micro > 0) ORDER BY 2, 1"
+        "GROUP BY 1 HAVING count(DISTINCT gpu_model) = 1 AND bool_and(currency = 'USD' AND cost_micro > 0) "
+        "ORDER BY 2, 1"
     ).fetchall()
     first, second = next((a, b) for a in held for b in held if a[1] == b[1] and a[2] < b[2])
     # The panel counts whole hours, the command exact times: these two held all of their GPUs in whole hours alone.

@@ -85,6 +85,8 @@ TELLS = {
     "plan training",
     "prices list",
     "privacy show",
+    "profiles check",
+    "profiles list",
     "receipt",
     "recommend",
     "reconcile",
@@ -110,6 +112,7 @@ NEITHER = {
     "export erp": "CSV in the columns that its template names",
     "focus periods": "CSV, as FOCUS wants it",
     "mcp": "a server that only reads",
+    "profiles show": "TOML, to begin a profile with",
     "serve": "a server; --check-config is its dry run",
     "statement": "a page of HTML for people; `chargeback --format` has its numbers for programs",
 }
