@@ -118,8 +118,8 @@ def five_minutes(place: Path) -> dict[str, tuple[np.ndarray, int]]:
     ten = [requests[requests.series == name].value.to_numpy(float) for name in requests.series.unique()]
     count = min(35 * 288, *(len(counts) for counts in ten))
     total = np.sum([counts[:count] / counts.mean() for counts in ten], axis=0)
-    out["requests_diurnal"] = (_as_gpus(total, 80), 4)
-    out["requests_bursty"] = (_as_gpus(ten[1][:count], 20), 1)
+    out["requests_diurnal"] = (as_gpus(total, 80), 4)
+    out["requests_bursty"] = (as_gpus(ten[1][:count], 20), 1)
     rides = pd.read_csv(place / "nab_taxi_30min.csv.gz").value.to_numpy(float)[: 35 * 48]
     smooth = np.interp(np.arange(35 * 288), np.arange(len(rides)) * 6 + 3, rides)
     smooth = smooth * (1 + np.random.default_rng(0).normal(0, 0.02, len(smooth)))
@@ -127,7 +127,7 @@ def five_minutes(place: Path) -> dict[str, tuple[np.ndarray, int]]:
     return {name: (np.ceil(values - 1e-6), node) for name, (values, node) in out.items()}
 
 
-def _as_gpus(counts: np.ndarray, mean: float) -> np.ndarray:
+def as_gpus(counts: np.ndarray, mean: float) -> np.ndarray:
     """Request counts, 15 min mean without the highest 0.2 %, scaled to a mean number of GPUs."""
     calm = pd.Series(counts.clip(0, np.quantile(counts, 0.998))).rolling(3, min_periods=1).mean().to_numpy()
     return calm / calm.mean() * mean
