@@ -66,9 +66,10 @@ def test_runs_of_one_name_scale_as_the_command_says(ledger, seeded):
     first, second = next((a, b) for a in held for b in held if a[1] == b[1] and a[2] < b[2])
     # The panel counts whole hours, the command exact times: these two held all of their GPUs in whole hours alone.
     ledger.execute(
-        "DELETE FROM usage_hour u WHERE workload_id = ANY(%s) AND (SELECT count(DISTINCT accelerator_id) "
-        "FROM usage_hour v WHERE v.workload_id = u.workload_id AND v.hour_ms = u.hour_ms) < (SELECT count(DISTINCT accelerator_id) "
-        "FROM usage_hour v WHERE v.workload_id = u.workload_id)",
+        "WITH seen AS (SELECT workload_id, hour_ms, count(DISTINCT accelerator_id) AS gpus FROM usage_hour "
+        "GROUP BY 1, 2) DELETE FROM usage_hour u USING seen WHERE u.workload_id = ANY(%s) "
+        "AND (seen.workload_id, seen.hour_ms) = (u.workload_id, u.hour_ms) "
+        "AND seen.gpus < (SELECT max(gpus) FROM seen s WHERE s.workload_id = u.workload_id)",
         ([first[0], second[0]],),
     )
     ledger.execute("UPDATE usage_hour SET held_ms = 3600000 WHERE workload_id = ANY(%s)", ([first[0], second[0]],))
