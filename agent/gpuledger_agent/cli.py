@@ -145,8 +145,9 @@ def run_command(given: argparse.Namespace) -> int:
         from gpuledger_agent.exposition import AgentCollector, serve
 
         vintage: Any = settings.dcgm_names
+        collector = AgentCollector(agent.sampler, agent.spool, vintage, hardware=settings.hw_names == "on")
         try:
-            serve(settings.metrics_listen, AgentCollector(agent.sampler, agent.spool, vintage))
+            serve(settings.metrics_listen, collector)
         except OSError as error:
             raise SettingsError(
                 f"metrics_listen: {settings.metrics_listen} cannot be used ({error.strerror})"

@@ -18,11 +18,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gpuledger_agent import __version__
+from gpuledger_agent.hardware_names import hardware_families
 from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
 from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.exporter_names import Vintage, families, render
-from gpuledger_common.readings import Accelerator
+from gpuledger_common.readings import Accelerator, Holder, Sample
 
 LABELS = ("uuid", "gpu", "model", "node", "mig_instance")
 OWNER_LABELS = ("uuid", "node", "workload", "kind", "user", "account", "team", "project")
@@ -31,17 +32,29 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 HEALTH = {"ok": 0, "degraded": 1, "failed": 2, "unknown": 3}
 
 
+def _read(latest: Latest) -> list[tuple[Accelerator, Sample, Sequence[Holder]]]:
+    """The accelerators that have a reading, with it and their holders."""
+    return [
+        (accelerator, latest.samples[accelerator.uuid], latest.holders.get(accelerator.uuid, ()))
+        for accelerator in latest.accelerators
+        if accelerator.uuid in latest.samples
+    ]
+
+
 class AgentCollector(Collector):
     """Reads the latest samples and the spool's counters at each scrape; never a GPU."""
 
-    def __init__(self, sampler: Sampler, spool: Spool, dcgm: Vintage = "old") -> None:
-        self._node, self._sampler, self._spool, self._dcgm = sampler.node, sampler, spool, dcgm
+    def __init__(self, sampler: Sampler, spool: Spool, dcgm: Vintage = "old", *, hardware: bool = False) -> None:
+        self._node, self._sampler, self._spool = sampler.node, sampler, spool
+        self._dcgm, self._hardware = dcgm, hardware
 
     def collect(self) -> Iterable[Metric]:
         """Every family once, with all its series together."""
         latest = self._sampler.latest
         yield from self._gpu(latest)
         yield from self._owners(latest)
+        if self._hardware:
+            yield from hardware_families(self._node, _read(latest))
         yield from self._agent()
 
     def failed(self, error: Exception) -> None:
@@ -53,12 +66,7 @@ class AgentCollector(Collector):
         if self._dcgm == "off":
             return ""
         latest = self._sampler.latest
-        entries = [
-            (accelerator, latest.samples[accelerator.uuid], latest.holders.get(accelerator.uuid, ()))
-            for accelerator in latest.accelerators
-            if accelerator.uuid in latest.samples
-        ]
-        return render(families(self._node, latest.driver, entries, self._dcgm))
+        return render(families(self._node, latest.driver, _read(latest), self._dcgm))
 
     def _labels(self, accelerator: Accelerator) -> list[str]:
         return [accelerator.uuid, str(accelerator.index), accelerator.model, self._node, accelerator.mig_instance or ""]

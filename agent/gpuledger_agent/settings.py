@@ -22,6 +22,7 @@ OWNER_SOURCES = ("static", "slurm", "kubernetes", "containers", "processes")
 _CHOICES = {
     "source": SOURCES,
     "dcgm_names": ("old", "new", "off"),
+    "hw_names": ("on", "off"),
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("plain", "json"),
 }
@@ -55,6 +56,7 @@ class Settings:
     busy_threshold: float = _setting(0.01, "activity above this ratio is busy", reloads=True)
     metrics_listen: str = _setting("127.0.0.1:9440", "address of /metrics; empty: none")
     dcgm_names: str = _setting("old", "dcgm-exporter's names on /metrics: old, new or off")
+    hw_names: str = _setting("off", "OpenTelemetry's hw.* names on /metrics as well, which may still change: on or off")
     owners: str = _setting(",".join(OWNER_SOURCES), "owner sources, first match wins")
     owner_rules_file: Path | None = _setting(None, "TOML file with static owner rules")
     slurm_jobs_dir: Path | None = _setting(

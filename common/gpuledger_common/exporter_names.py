@@ -136,10 +136,10 @@ def labels_of(
     labels["hostname" if vintage == "new" else "Hostname"] = node
     if driver:
         labels["DCGM_FI_DRIVER_VERSION"] = driver
-    return labels | _holder_labels(holders)
+    return labels | holder_labels(holders)
 
 
-def _holder_labels(holders: Sequence[Holder]) -> dict[str, str]:
+def holder_labels(holders: Sequence[Holder]) -> dict[str, str]:
     """The pod or Slurm job of the first holder: one line per reading, so that no sum counts it twice."""
     for holder in holders:
         workload = holder.workload
