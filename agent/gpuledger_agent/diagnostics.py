@@ -32,6 +32,9 @@ MIN_PAUSE_S, MAX_INTERVAL_S = 0.05, 3600
 PERSISTENCE_HINT = (
     "persistence mode is off, so that a cold card waits seconds and forgets counters; run nvidia-persistenced"
 )
+EXPORTER_HINT = (
+    "the other metrics have no line on the page that the profile maps; `gpuledger profiles check` shows each family"
+)
 PERMISSION_HINT = "some readings need root, or the capability CAP_SYS_ADMIN, on this driver"
 SUCCESS, FINDINGS, BAD_INPUT, UNAVAILABLE = 0, 1, 2, 3
 
@@ -163,6 +166,7 @@ def check(settings: Settings) -> tuple[str, int]:
     count = plural(len(inventory.accelerators), "accelerator")
     lines = [f"source {settings.source}, driver {inventory.driver or 'unknown'}: {count}"]
     lines += [f"problem: {problem}" for problem in inventory.problems]
+    lines += [f"reason: {EXPORTER_HINT}"] if settings.source in {"exporter", "dcgm"} else []
     has_findings = bool(inventory.problems)
     by_uuid = {sample.uuid: sample for sample in samples}
     for entry in inventory.accelerators:
@@ -184,7 +188,10 @@ def sample_report(sample: Sample) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name, reason in sorted(sample.absent.items()):
         by_reason.setdefault(reason, []).append(name)
-    lines += [f"   {reason}: {', '.join(names)}" for reason, names in sorted(by_reason.items())]
+    lines += [
+        f"   {names[0]}: {reason}" if len(names) == 1 else f"   {reason}: {', '.join(names)}"
+        for reason, names in sorted(by_reason.items())
+    ]
     if sample.values.get("gpu_persistence_mode") == 0:
         lines.append(f"   hint: {PERSISTENCE_HINT}")
     if any("not permitted" in reason for reason in by_reason):

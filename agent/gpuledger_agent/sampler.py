@@ -5,7 +5,7 @@ It has no thread and reads no clock: the daemon calls it in real time, `simulate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -206,7 +206,8 @@ def _merged(before: Sample | None, now: Sample) -> Sample:
     if before is None or not now.values:
         return now
     # Three maps with one rule: what was read now wins, what was not due now is kept, what is absent now is removed.
-    absent: Mapping[str, str] = {**before.absent, **now.absent}
+    reasons = {**before.absent, **now.absent}
+    absent = {name: reason for name, reason in reasons.items() if name not in now.values or name in now.absent}
     values = {name: value for name, value in {**before.values, **now.values}.items() if name not in now.absent}
     series = {**{name: entry for name, entry in before.series.items() if name not in OFTEN}, **now.series}
     return Sample(now.uuid, now.monotonic_ns, values, absent, now.processes, now.health, series)

@@ -72,7 +72,7 @@ class ExporterSource:
         self._inventory = inventory
         now_ns = self._monotonic_ns()
         return [
-            Sample(uuid, now_ns, dict(entry.values), dict(entry.refused), (), entry.health)
+            Sample(uuid, now_ns, dict(entry.values), entry.absent, (), entry.health)
             for uuid, entry in self._accelerators.items()
         ]
 

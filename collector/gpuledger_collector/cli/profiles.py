@@ -17,7 +17,7 @@ from gpuledger_common.profiles.check import Report, check_page, energy_of
 from gpuledger_common.profiles.fetch import fetch
 from gpuledger_common.profiles.library import all_profiles, named_profile, only_match, packaged_ids, packaged_text
 from gpuledger_common.profiles.model import ENERGY, Profile
-from gpuledger_common.profiles.page import read_lines
+from gpuledger_common.profiles.page import PageAccelerator, read_lines
 from gpuledger_common.readings import WHOLE_GPU, SourceUnavailable
 
 app = new_app(name="profiles", help="Exporters that are understood, by profiles.", no_args_is_help=True)
@@ -35,6 +35,7 @@ CHECK_COLUMNS = (
     number("lines"),
     Column("state"),
     Column("metrics"),
+    Column("reading", is_optional=True),
     Column("note", is_optional=True),
 )
 MAX_SHOWN = 16
@@ -101,6 +102,7 @@ def check(
             "lines": row.lines,
             "state": row.state,
             "metrics": ", ".join(row.metrics),
+            "reading": row.reading,
             "note": row.note,
         }
         for row in report.rows
@@ -116,15 +118,22 @@ def _summary(page: str, report: Report) -> list[str]:
     shown = [f"{page} is a page of {profile.title} (profile {profile.id}), {why}"]
     version = f" {evidence.version}" if evidence.version else ""
     shown.append(f"evidence: {evidence.repository}{version}, {EVIDENCE[evidence.status]}")
+    hosts = ", ".join(sorted(report.page.hosts)[:MAX_SHOWN])
+    shown.append(f"node: {hosts} (an agent reports under its own name, or --node)")
     accelerators = list(report.page.accelerators.items())
     shown.append(f"{plural(len(accelerators), 'accelerator')}:")
-    for uuid, entry in accelerators[:MAX_SHOWN]:
-        share = entry.accelerator.gpu_micro / WHOLE_GPU
-        size = "a device" if share == 1 else f"{share:.3f} of {entry.accelerator.device_uuid}"
-        holders = " and ".join(workload.name or workload.id for workload in entry.owners.values()) or "nobody named"
-        model = entry.accelerator.model or "no model"
-        shown.append(f"  {uuid}: {model}, {size}, held by {holders}, energy: {energy_of(profile, entry)}")
+    shown += [_accelerator(profile, uuid, entry) for uuid, entry in accelerators[:MAX_SHOWN]]
     if len(accelerators) > MAX_SHOWN:
         shown.append(f"  and {len(accelerators) - MAX_SHOWN} more")
     shown += [f"odd: {problem}" for problem in report.page.problems]
     return [*shown, *(f"limit: {limit}" for limit in profile.limits)]
+
+
+def _accelerator(profile: Profile, uuid: str, entry: PageAccelerator) -> str:
+    """The line of an accelerator: its size, its holders, its energy, and its health where that is not good."""
+    share = entry.accelerator.gpu_micro / WHOLE_GPU
+    size = "a device" if share == 1 else f"{share:.3f} of {entry.accelerator.device_uuid}"
+    holders = " and ".join(workload.name or workload.id for workload in entry.owners.values()) or "nobody named"
+    health = "" if entry.health.status == "ok" else f", {entry.health.status}: {entry.health.cause}"
+    model = entry.accelerator.model or "no model"
+    return f"  {uuid}: {model}, {size}, held by {holders}, energy: {energy_of(profile, entry)}{health}"

@@ -25,6 +25,8 @@ class FamilyRow:
     state: State
     metrics: tuple[str, ...]
     note: str = ""
+    reading: str = ""
+    """A value of each metric in its base unit, so that a wrong factor is seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +64,26 @@ def _shown(profile: Profile, lines: Lines) -> Iterable[FamilyRow]:
 def _row(profile: Profile, name: str, samples: Sequence[PageSample]) -> FamilyRow:
     plain = profile.plain_name(name)
     labels = [derived_labels(profile, sample.labels) for sample in samples]
-    own = [entry for entry in labels if profile.match_condition.holds(entry)]
+    own = [
+        (sample.value, entry)
+        for sample, entry in zip(samples, labels, strict=True)
+        if profile.match_condition.holds(entry)
+    ]
     if plain is not None and not own and plain != profile.devices_family:
         return FamilyRow(name, len(samples), "unknown", (), "lacks the labels of this exporter")
-    families = [
-        family
+    raw = [
+        (family, values)
         for family in profile.families.get(plain or "", ())
-        if any(family.condition.holds(entry) for entry in own)
+        if (values := [value for value, entry in own if family.condition.holds(entry)])
     ]
-    notes = dict.fromkeys(
-        [
-            *(part for family in families for part in _how(family)),
-            *(_roles(profile, plain) if plain is not None else ()),
-        ]
-    )
-    if notes:
-        metrics = dict.fromkeys(family.metric.name for family in families)
-        return FamilyRow(name, len(samples), "mapped", tuple(metrics), "; ".join(filter(None, notes)))
-    reason = profile.why_ignored(plain or name)
-    return FamilyRow(name, len(samples), "unknown" if reason is None else "ignored", (), reason or "")
+    notes = [part for family, values in raw for part in (*_how(family), *_removed(family, values))]
+    notes += _roles(profile, plain) if plain is not None else ()
+    if not notes:
+        reason = profile.why_ignored(plain or name)
+        return FamilyRow(name, len(samples), "unknown" if reason is None else "ignored", (), reason or "")
+    readings = {family.metric.name: _reading(family, values) for family, values in raw}
+    note = "; ".join(filter(None, dict.fromkeys(notes)))
+    return FamilyRow(name, len(samples), "mapped", tuple(readings), note, ", ".join(readings.values()))
 
 
 def _how(family: Family) -> list[str]:
@@ -93,6 +96,23 @@ def _how(family: Family) -> list[str]:
     if family.combine == "sum":
         parts.append("part of a sum")
     return parts or [""]
+
+
+def _reading(family: Family, raw: Iterable[float]) -> str:
+    """The first value that counts, in base units; a dash where none does."""
+    scaled = (family.rule.scaled(value) for value in raw)
+    first = next((value for value in scaled if value is not None and family.rule.is_possible(value)), None)
+    return "-" if first is None else f"{first:.6g} {family.metric.unit}"
+
+
+def _removed(family: Family, raw: Sequence[float]) -> Iterable[str]:
+    """How many values are no readings: by a sentinel, or by the range."""
+    scaled = [family.rule.scaled(value) for value in raw]
+    refused = [value for value in scaled if value is not None and not family.rule.is_possible(value)]
+    if failed := scaled.count(None):
+        yield f"{failed} of {len(raw)} absent"
+    if refused:
+        yield f"{len(refused)} of {len(raw)} refused: {family.rule.refusal(refused[0])}"
 
 
 def _roles(profile: Profile, name: str) -> Iterable[str]:

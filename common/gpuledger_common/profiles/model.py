@@ -20,6 +20,8 @@ ENERGY = {
 """Where the energy of an accelerator comes from."""
 Combine = Literal["max", "sum", "pods"]
 PART_SHARES = ("mig", "count", "label", "value")
+EXPORTED = "exported_"
+"""What Prometheus puts before a label of the exporter that clashes with one of its own."""
 HOST = "@host"
 """Stands for the host in a device's key."""
 
@@ -81,6 +83,10 @@ class ValueRule:
         """Whether a value in base units lies in the declared range."""
         return self.low <= value <= self.high
 
+    def refusal(self, value: float) -> str:
+        """Why a value in base units is refused."""
+        return f"{value:g} is not from {self.low:g} to {self.high:g}"
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -94,6 +100,8 @@ class Family:
     combine: Combine
     on_parts: bool
     """Whether the value belongs to a part of a device; else it is the entire device's, and no part gets it."""
+    is_repeated: bool = False
+    """Whether the profile declares how several series of one device are combined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +214,11 @@ class OwnerRule:
     own_pods: tuple[str, ...] = ()
     """Parts of the names of the exporter's own pods, which hold nothing."""
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that name a holder."""
+        return (*self.pod, *self.namespace, *self.container, *self.job, *self.user)
+
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
@@ -241,6 +254,8 @@ class Profile:
     limits: tuple[str, ...]
     names: frozenset[str] = field(default_factory=frozenset)
     """Every family that means something."""
+    repeated: tuple[str, ...] = ()
+    """Patterns of labels in which several lines of one family for one device may differ."""
 
     def plain_name(self, name: str) -> str | None:
         """The family of a series: without a prefix, and without the suffix that OpenMetrics adds; None: not known."""
@@ -254,6 +269,12 @@ class Profile:
                 if self.is_matched_by(short):
                     return short
         return None
+
+    def may_differ(self, label: str) -> bool:
+        """Whether the lines of one family for one device may differ in a label: one of holders, parts or repetition."""
+        part = () if self.part is None else (*self.part.labels, self.part.kind, self.part.amount)
+        known = (*self.owner.labels, *part)
+        return label.removeprefix(EXPORTED) in known or any(fnmatchcase(label, entry) for entry in self.repeated)
 
     def is_matched_by(self, name: str) -> bool:
         """Whether a family shows that a page is this exporter's."""

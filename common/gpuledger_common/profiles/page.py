@@ -46,6 +46,10 @@ class PageAccelerator:
     values: dict[str, float | int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     """Why values were refused, by metric."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Values that mean a failed read, by metric."""
+    series: dict[tuple[str, str], set[frozenset[tuple[str, str]]]] = field(default_factory=dict, compare=False)
+    """Labels of the series that give its values, by family and metric."""
     owners: dict[tuple[str, str], Workload] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     """Why it is not well, by the exporter."""
@@ -60,6 +64,12 @@ class PageAccelerator:
         """Its health by its readings, or by what the exporter says."""
         verdict = page_health(self.values)
         return Health("degraded", self.causes[0]) if verdict.status == "ok" and self.causes else verdict
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Why metrics have no value although the page has a line for them."""
+        reasons = self.failed | self.refused
+        return {metric: reason for metric, reason in reasons.items() if metric not in self.values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +119,18 @@ def read_page(profile: Profile, lines: Lines, host: str = "") -> Page:
             uncounted[str(error)] = None
             continue
         if described is not None:
-            _take(page, described, sample.value)
+            entry = _take(page, described, sample.value)
+            if "*" not in profile.repeated:
+                _note_series(entry, described, labels)
     found = len(page)
     problems = [*lines.problems, *list(uncounted)[:MAX_REASONS], *_settle_parts(profile, page)]
+    problems += _ambiguous(profile, page)
     if not found and not uncounted:
         raise ValueError(f"no line names a device by the profile {profile.id}: is this the page of {profile.title}?")
     refused = sum(len(entry.refused) for entry in page.values())
     if refused:
-        reasons = dict.fromkeys(reason for entry in page.values() for reason in entry.refused.values())
+        refusals = (refusal for entry in page.values() for refusal in entry.refused.items())
+        reasons = dict.fromkeys(f"{metric} {reason}" for metric, reason in refusals)
         problems.append(f"{plural(refused, 'value')} refused: {'; '.join(list(reasons)[:MAX_REASONS])}")
     problems += _missing_devices(profile, lines, page)
     return Page(profile, page, tuple(problems), refused)
@@ -178,7 +192,7 @@ def _with_same(profile: Profile, labels: Mapping[str, str], same: dict[str, Mapp
     return {**labels, **same.get(index, {})} if profile.device.same else labels
 
 
-def _take(page: dict[str, PageAccelerator], described: Described, value: float) -> None:
+def _take(page: dict[str, PageAccelerator], described: Described, value: float) -> PageAccelerator:
     """Add what a line says of an accelerator."""
     accelerator = described.accelerator
     entry = page.get(accelerator.uuid)
@@ -202,13 +216,47 @@ def _take(page: dict[str, PageAccelerator], described: Described, value: float) 
         scaled = _checked(entry, family.metric.name, family.rule, value)
         if scaled is not None:
             _combine(entry, family, scaled, pod)
+    return entry
+
+
+def _note_series(entry: PageAccelerator, described: Described, labels: Mapping[str, str]) -> None:
+    """Keep the labels of a series that gives a value, where nothing says how several of its family are combined."""
+    for family in described.families:
+        if not family.is_repeated:
+            entry.series.setdefault((family.name, family.metric.name), set()).add(frozenset(labels.items()))
+
+
+def _ambiguous(profile: Profile, page: Mapping[str, PageAccelerator]) -> list[str]:
+    """Devices for which one family has several series: perhaps several devices that share a key."""
+    problems = []
+    for uuid, entry in page.items():
+        for (family, _), series in entry.series.items():
+            if differing := _differing(profile, series):
+                rows = {tuple(map(dict(labels).get, differing)) for labels in series}
+                problems.append(
+                    f"{uuid}: {len(rows)} different series of one family for one device: {family} differs in "
+                    f"{', '.join(differing)}; add a label to device.keys, or declare combine"
+                )
+                break
+    more = len(problems) - MAX_REASONS
+    return [*problems[:MAX_REASONS], *([f"{plural(more, 'more device')} with different series"] if more > 0 else [])]
+
+
+def _differing(profile: Profile, series: Collection[frozenset[tuple[str, str]]]) -> list[str]:
+    """The labels in which series differ, without those of holders and parts and those that may differ."""
+    if len(series) == 1:
+        return []
+    names = {name for name, _ in frozenset.union(*series) - frozenset.intersection(*series)}
+    return sorted(name for name in names if not profile.may_differ(name))
 
 
 def _checked(entry: PageAccelerator, name: str, rule: ValueRule, raw: float) -> float | None:
     """The value in base units; one outside its range is refused and counted."""
     value = rule.scaled(raw)
-    if value is not None and not rule.is_possible(value):
-        entry.refused[name] = f"{name} {value:g} is not from {rule.low:g} to {rule.high:g}"
+    if value is None:
+        entry.failed[name] = f"the exporter gives {raw:.12g}, which means no value"
+    elif not rule.is_possible(value):
+        entry.refused[name] = rule.refusal(value)
         return None
     return value
 

@@ -32,8 +32,20 @@ from gpuledger_common.profiles.table import Table
 from gpuledger_common.settings import SettingsError, nearest_name
 
 _ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
-RANGES = {"ratio": (0.0, 1.05)}
-"""Ranges by unit where a profile declares none; a ratio may exceed 1 by rounding."""
+RANGES = {
+    "ratio": (0.0, 1.05),
+    "watts": (0.0, 3000.0),
+    "joules": (0.0, 1e12),
+    "celsius": (-50.0, 200.0),
+    "bytes": (0.0, 1e13),
+    "hertz": (0.0, 1e10),
+    "bytes/s": (0.0, 1e14),
+    "rpm": (0.0, 1e5),
+}
+"""Plausible ranges of one device by unit, where a profile declares none; a ratio may exceed 1 by rounding.
+
+The joules are those of 1 kW for thirty years.
+"""
 RATIO = ValueRule(low=0.0, high=1.0)
 METERED = ("gpu_sm_active_ratio", "gpu_graphics_engine_active_ratio", "gpu_utilization_ratio")
 """Metrics that say whether an accelerator is busy."""
@@ -73,11 +85,12 @@ def _profile(root: Table) -> Profile:
     families: dict[str, tuple[Family, ...]] = {}
     defaults = root.table("defaults")
     default = _rule(defaults, ValueRule())
-    for table in root.tables("metrics"):
+    tables = root.tables("metrics")
+    for table in tables:
         for family in _families(table, default):
             families[family.name] = (*families.get(family.name, ()), family)
         table.close()
-    if not families:
+    if not tables:
         root.fault("metrics", "is required: at least one [[metrics]] table")
     health = {rule.name: rule for rule in map(_health, root.tables("health"))}
     joins = tuple(map(_join, root.tables("join")))
@@ -107,6 +120,7 @@ def _profile(root: Table) -> Profile:
         devices_family=checks.text("devices", ""),
         limits=root.texts("limits"),
         names=frozenset(names),
+        repeated=checks.texts("repeated"),
     )
     for table in (match, checks, defaults, root):
         table.close()
@@ -153,6 +167,13 @@ def _rule(table: Table, default: ValueRule) -> ValueRule:
     )
 
 
+def _plausible(metric: Metric, default: ValueRule) -> tuple[float, float]:
+    """The range of a metric that declares none. Counters of bytes grow without an upper bound."""
+    if metric.kind == "counter" and metric.unit != "joules":
+        return max(default.low, 0.0), default.high
+    return RANGES.get(metric.unit, (default.low, default.high))
+
+
 def _families(table: Table, default: ValueRule) -> list[Family]:
     name = table.text("metric")
     metric: Metric | None = BY_NAME.get(name)
@@ -160,10 +181,12 @@ def _families(table: Table, default: ValueRule) -> list[Family]:
         if name:
             table.fault("metric", f"{name!r} is not in the catalog; the nearest name is {nearest_name(name, BY_NAME)}")
         table.mixed("families")
+        table.skip_rest()
         return []
-    low, high = RANGES.get(metric.unit, (default.low, default.high))
+    low, high = _plausible(metric, default)
     default = _rule(table, replace(default, low=low, high=high))
     condition = _condition(table)
+    is_repeated = "combine" in table
     combine = table.choice("combine", ("max", "sum", "pods"), "max")
     if combine == "sum" and name in METERED:
         table.fault("combine", "busy time is never decided by a sum")
@@ -176,7 +199,8 @@ def _families(table: Table, default: ValueRule) -> list[Family]:
         rule = _rule(entry, default)
         # All families of a sum count; of others the first that is there.
         order = 0 if combine == "sum" else rank
-        families.append(Family(entry.text("name"), metric, rule, where, order, cast(Any, combine), on_parts))
+        own_name = entry.text("name")
+        families.append(Family(own_name, metric, rule, where, order, cast(Any, combine), on_parts, is_repeated))
         entry.close()
     return families
 

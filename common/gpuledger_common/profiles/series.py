@@ -7,12 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuledger_common.mig import profile_share
-from gpuledger_common.profiles.model import HOST, Family, HealthRule, OwnerRule, PartRule, PartValue, Profile, first
+from gpuledger_common.profiles.model import (
+    EXPORTED,
+    HOST,
+    Family,
+    HealthRule,
+    OwnerRule,
+    PartRule,
+    PartValue,
+    Profile,
+    first,
+)
 from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{12}(?:[0-9a-f]{52})?")
-EXPORTED = "exported_"
-"""What Prometheus puts before a label of the exporter that clashes with one of its own."""
 MAX_PART = 2**31
 
 

@@ -39,7 +39,7 @@ class Table:
     def choice(self, key: str, choices: Collection[str], default: str | None = None) -> str:
         """One of these texts."""
         value = self.text(key, default)
-        if value not in choices:
+        if value and value not in choices:
             self.fault(key, f"{value!r} is not one of {', '.join(choices)}")
         return value
 
@@ -125,6 +125,10 @@ class Table:
             return []
         entries = [{"name": entry} if isinstance(entry, str) else entry for entry in values]
         return [Table(entry, f"{self.place}{key} {number}: ", self._faults) for number, entry in enumerate(entries, 1)]
+
+    def skip_rest(self) -> None:
+        """Leave the other keys unread, where a fault already says why the table cannot be used."""
+        self._used |= set(self._content)
 
     def close(self) -> None:
         """Report keys that nobody asked for."""

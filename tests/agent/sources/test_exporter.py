@@ -103,7 +103,32 @@ def test_a_refused_value_is_absent_with_its_reason(page):
     assert "1 value refused: gpu_power_watts 4.2e+07 is not from 0 to 3000" in source.open().problems
     (sample,) = source.read(())
     assert "gpu_power_watts" not in sample.values
-    assert sample.absent["gpu_power_watts"] == "gpu_power_watts 4.2e+07 is not from 0 to 3000"
+    assert sample.absent["gpu_power_watts"] == "4.2e+07 is not from 0 to 3000"
+
+
+def test_a_sentinel_is_absent_with_its_reason(tmp_path, page):
+    """`once` says which value means a failed read; `check` gives the metric before the reason; a value ends it."""
+    profile = tmp_path / "mine.toml"
+    profile.write_text(OTHER + "absent = -1\n")
+    page.write_text('my_busy{card="c1"} -1\nmy_busy{card="c2"} 87.5\n')
+    asked = ("--source", "exporter", "--target", page, "--profile", profile, "--node", "n")
+    failed, refused = json.loads(agent("once", "--json", *asked).stdout)["accelerators"]
+    assert failed["absent"] == {"gpu_utilization_ratio": "the exporter gives -1, which means no value"}
+    assert refused["absent"] == {"gpu_utilization_ratio": "87.5 is not from 0 to 1.05"}
+    checked = agent("check", *asked)
+    assert "   gpu_utilization_ratio: 87.5 is not from 0 to 1.05" in checked.stdout
+    assert "   gpu_utilization_ratio: the exporter gives -1, which means no value" in checked.stdout
+    assert "reason: the other metrics have no line on the page" in checked.stdout
+
+    at = [0]
+    source = ExporterSource(str(page), str(profile), monotonic_ns=lambda: at[0] * 1_000_000)
+    sampler = Sampler("n", "", source, [source], Meter(60_000))
+    sampler.attached(source.open())
+    for at[0], value in ((0, "-1"), (10_000, "0.5")):
+        page.write_text(f'my_busy{{card="c1"}} {value}\n')
+        sampler.tick(lambda monotonic_ns: monotonic_ns // 1_000_000, ())
+    latest = sampler.latest.samples["c1"]
+    assert (dict(latest.values), dict(latest.absent)) == ({"gpu_utilization_ratio": 0.5}, {})
 
 
 def test_a_page_of_several_exporters_is_not_guessed(page):

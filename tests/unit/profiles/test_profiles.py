@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fakes.exporters import CAPTURES, profile, read, synthetic
 from gpuledger_common.profiles.library import all_profiles, matching, named_profile, packaged_ids
-from gpuledger_common.profiles.page import read_lines
+from gpuledger_common.profiles.page import read_lines, read_page
 from gpuledger_common.profiles.read import ProfileError, parse_profile
 from gpuledger_common.readings import WHOLE_GPU
 
@@ -33,7 +33,7 @@ scale = 0.01
 """
 FAULTS = {
     "id: 'Small!' is not lower-case letters": ('"small"', '"Small!"'),
-    "energy: is required": ('energy = "unknown"', ""),
+    "mine.toml: energy: is required": ('energy = "unknown"', ""),
     "evidence.status: 'maybe' is not one of real, synthetic": ('"synthetic"', '"maybe"'),
     "match.families: is required": ('families = ["small_*"]', ""),
     "device.keys: is required": ('keys = [["serial"]]', ""),
@@ -56,6 +56,75 @@ def test_a_fault_is_one_sentence_with_its_key(words):
     with pytest.raises(ProfileError, match=r"mine\.toml") as error:
         parse_profile(SMALL.replace(*FAULTS[words], 1), "mine.toml")
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('energy = "unknown"', ""), ("gpu_utilization_ratio", "gpu_utilisation_ratio")]
+)
+def test_a_mistake_has_one_message(old, new):
+    """A missing key or an unknown metric is one fault, whatever else stands in its table."""
+    text = SMALL + 'absent = [-1]\nrange = [0, 1]\nwhere = { kind = "all" }\n'
+    with pytest.raises(ProfileError) as error:
+        parse_profile(text.replace(old, new, 1), "mine.toml")
+    assert str(error.value).count("mine.toml: ") == 1
+
+
+def small(metrics, text, more=""):
+    """A page by the small profile with these families, by metric."""
+    tables = "".join(
+        f'[[metrics]]\nmetric = "{metric}"\nfamilies = ["{family}"]\n{keys}\n' for metric, family, keys in metrics
+    )
+    return read_page(parse_profile(SMALL + tables + more, "mine.toml"), read_lines(text))
+
+
+IMPLAUSIBLE = [
+    ("gpu_power_watts", 98_000, 98),
+    ("gpu_power_watts", 4_294_967_295, 3000),
+    ("gpu_energy_joules_total", -1, 7.2e6),
+    ("gpu_energy_joules_total", 1.8e19, 7.2e6),
+    ("gpu_temperature_celsius", 65_535, 71),
+    ("gpu_memory_used_bytes", 1.8e19, 8.5e10),
+    ("gpu_sm_clock_hertz", 1.98e15, 1.98e9),
+    ("gpu_fan_speed_rpm", -1, 4200),
+    ("gpu_pcie_transmit_bytes_total", -1, 1e17),
+]
+
+
+@pytest.mark.parametrize(("metric", "wrong", "right"), IMPLAUSIBLE)
+def test_every_unit_has_a_plausible_range(metric, wrong, right):
+    """A forgotten factor or sentinel is refused and counted without a declared range; a declared range wins."""
+    page = small([(metric, "small_x", "")], f'small_x{{serial="1"}} {wrong}\n')
+    assert (page.accelerators["1"].values, page.refused) == ({}, 1)
+    assert page.problems[0].startswith(f"1 value refused: {metric} {wrong:g} is not from ")
+    assert small([(metric, "small_x", "")], f'small_x{{serial="1"}} {right}\n').refused == 0
+    declared = small([(metric, "small_x", "range = [-10, 1e20]")], f'small_x{{serial="1"}} {wrong}\n')
+    assert declared.accelerators["1"].values == {metric: wrong}
+
+
+TWO_CHIPS = 'small_w{serial="1",chip="0",pod="a"} 100\nsmall_w{serial="1",chip="1",pod="b"} 300\n'
+
+
+def test_two_series_of_a_family_for_one_device_are_odd():
+    """A key that is too coarse loses a device; holders, a declared combination and declared labels do not."""
+    watts = ("gpu_power_watts", "small_w", "")
+    owner = '[owner]\npod = ["pod"]\n'
+    assert small([watts], TWO_CHIPS, owner).problems == (
+        "1: 2 different series of one family for one device: small_w differs in chip; "
+        "add a label to device.keys, or declare combine",
+    )
+    assert small([watts], TWO_CHIPS.replace("chip=", "exported_pod="), owner).problems == ()
+    assert small([watts], TWO_CHIPS, owner + '[checks]\nrepeated = ["ch*"]\n').problems == ()
+    for combine, expected in (("max", 300), ("sum", 400)):
+        page = small([(*watts[:2], f'combine = "{combine}"')], TWO_CHIPS, owner)
+        assert (page.problems, page.accelerators["1"].values) == ((), {"gpu_power_watts": expected})
+    many = "".join(TWO_CHIPS.replace('serial="1"', f'serial="{number}"') for number in range(7))
+    assert small([watts], many, owner).problems[-1] == "2 more devices with different series"
+
+
+def test_our_pages_have_no_ambiguous_device():
+    """No packaged profile reports the pages that it was written from."""
+    for identity in packaged_ids():
+        assert read(synthetic(identity), identity, "n").problems == ()
 
 
 def test_a_profile_of_ones_own_replaces_a_packaged_one_by_its_id(tmp_path):
@@ -108,6 +177,7 @@ def test_a_page_that_others_captured_is_known(name):
     page = read(text, identity, "node-1")
     assert len(page.accelerators) == accelerators
     assert page.refused == 0
+    assert not any("different series" in problem for problem in page.problems)
 
 
 def test_every_real_profile_names_a_capture_that_shows_it():
