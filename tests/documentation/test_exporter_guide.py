@@ -40,6 +40,20 @@ def test_the_example_is_what_the_guide_shows(files):
     assert [line.rstrip() for line in out.splitlines()] == SHOWN.splitlines()
 
 
+def test_the_check_shows_what_a_forgotten_line_does(files):
+    """Without factor, sentinel and range, the check counts what it refuses, and no reading is shown."""
+    page, profile = files
+    profile.write_text(PROFILE.replace("absent = [65535]\nscale = 0.001\nrange = [0, 2000]\n", ""))
+    code, out = gpuledger("profiles", "check", page, "--profile", profile)
+    (row,) = (line for line in out.splitlines() if line.startswith("acme_power_watts"))
+    assert code == 0
+    assert row.split() == [
+        *("acme_power_watts", "2", "mapped", "gpu_power_watts", "-"),
+        *("2", "of", "2", "refused:", "212000", "is", "not", "from", "0", "to", "3000"),
+    ]
+    assert "odd: 2 values refused: gpu_power_watts 212000 is not from 0 to 3000" in out
+
+
 def test_the_example_is_read_by_the_agent(files):
     """Its readings are in base units, and each fault of the page is survived."""
     page, profile = files
