@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import ssl
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ EXAMPLES = 3
 """Values of a label that are shown beside what it means."""
 SETTLING_MS = 30_000
 """Scrapes of the last seconds may not be stored yet."""
+_API_PATH = re.compile(r"/api/v1(?:/.*)?$")
 MEANINGS = {
     "Hostname": "node",
     "hostname": "node",
@@ -68,7 +70,8 @@ def open_api(address: str, token_file: Path | None, ca_file: Path | None) -> Pro
         context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError:
         refuse(f"--ca-file: {ca_file} holds no certificate")
-    return PrometheusApi(address, token, context)
+    # People paste the address of a query.
+    return PrometheusApi(_API_PATH.sub("", address), token, context)
 
 
 def look(api: PrometheusApi, period: Period, reader: SeriesReader) -> Known:

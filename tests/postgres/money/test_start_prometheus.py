@@ -166,11 +166,11 @@ def endpoint():
     [
         ((401, "who are you"), 2, "answers 401: it wants a login; --token-file FILE has its bearer token"),
         ((403, '{"status":"error","error":"no"}'), 2, "answers 403: it wants a login"),
-        ((200, "<html>a page</html>"), 2, "is no Prometheus: series answers 200 without its JSON"),
-        ((404, "not found"), 2, "is no Prometheus: series answers 404 without its JSON"),
+        ((200, "<html>a page</html>"), 2, "is no Prometheus: /api/v1/series answers 200 without its JSON"),
+        ((404, "not found"), 2, "is no Prometheus: /api/v1/series answers 404 without its JSON"),
         ((200, '{"status":"success","data":[]}'), 2, "has no series of GPUs (DCGM_FI_DEV_GPU_UTIL and others) since"),
         ((200, '{"status":"success","data":[{"__name__":"up"}]}'), 2, "does it scrape an exporter"),
-        ((400, '{"status":"error","error":"bad matcher"}'), 3, "answers 400: bad matcher"),
+        ((400, '{"status":"error","error":"bad matcher"}'), 3, "/api/v1/series answers 400: bad matcher"),
         ((500, "on fire"), 3, "answers 500: no reason given"),
         ((422, '{"status":"error","error":"too many samples"}'), 3, "answers 422: too many samples"),
     ],
@@ -183,6 +183,15 @@ def test_what_is_no_good_prometheus_is_one_sentence(run, fleet, endpoint, answer
     assert words in err
     assert err.count("\n") <= 1
     assert fleet.rows("SELECT * FROM price") == []
+
+
+@pytest.mark.parametrize("path", ["/api/v1", "/api/v1/", "/api/v1/query?query=up"])
+def test_the_path_of_a_pasted_address_is_cut(run, fleet, endpoint, path) -> None:
+    """The API begins where the address of the Prometheus ends."""
+    endpoint.answer = (404, '{"status":"error","error":"?"}')
+    address = f"http://127.0.0.1:{endpoint.server_address[1]}"
+    _, _, err = run("start", f"{address}/prefix{path}", "--yes")
+    assert f"{address}/prefix/api/v1/series answers 404: ?" in err
 
 
 @pytest.mark.parametrize(

@@ -102,16 +102,16 @@ class PrometheusApi:
             answer = None
         if status in _LOGIN:
             raise BadAddress(
-                f"{self.name} answers {status}: it wants a login; --token-file FILE has its bearer token, "
-                "or write http://USER:PASSWORD@HOST"
+                f"{self.name}/api/v1/{path} answers {status}: it wants a login; --token-file FILE has its bearer "
+                "token, or write http://USER:PASSWORD@HOST"
             )
         reason = "" if answer is None else escape_text(answer.error)[:_MAX_REASON]
         if status in _OVERLOADED:
-            raise TooLarge(f"{self.name} answers {status}: {reason or 'no reason given'}")
+            raise TooLarge(f"{self.name}/api/v1/{path} answers {status}: {reason or 'no reason given'}")
         if answer is None and status < 500:
-            raise BadAddress(f"{self.name} is no Prometheus: {path} answers {status} without its JSON")
+            raise BadAddress(f"{self.name} is no Prometheus: /api/v1/{path} answers {status} without its JSON")
         if answer is None or answer.status != "success":
-            raise NoAnswer(f"{self.name} answers {status}: {reason or 'no reason given'}")
+            raise NoAnswer(f"{self.name}/api/v1/{path} answers {status}: {reason or 'no reason given'}")
         return answer
 
     def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
