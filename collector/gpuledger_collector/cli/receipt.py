@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from shlex import quote
 from typing import Annotated, Any
 
 from typer import Argument
@@ -21,9 +22,10 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.findings import findings, recommendations
+from gpuledger_common.plurals import plural
 
 app = new_app()
-MAX_HELD, MAX_ITEMS, MAX_ADVICE = 10, 20, 5
+MAX_HELD, MAX_ITEMS, MAX_ADVICE, MAX_RUNS = 10, 20, 5, 3
 """What fits on a page of 66 lines."""
 WIDTH = 100
 GIB = 2**30
@@ -70,13 +72,20 @@ def receipt(
                 findings.of_workload(connection, workload[0]),
                 recommendations.advice_for(connection, workload[0]),
             )
-    write_text(as_json(workload, charged) if form is options.PageFormat.json else as_page(workload, charged), output)
+            runs = recommendations.other_runs(connection, workload[0])
+    write = as_json if form is options.PageFormat.json else as_page
+    write_text(write(workload, charged, runs), output)
 
 
-def as_page(workload: Workload, charged: WasteReceipt) -> str:
+def as_page(workload: Workload, charged: WasteReceipt, other_runs: Sequence[str] = ()) -> str:
     """The receipt as text, at most one page of 66 lines."""
     _, key, name, user = workload
     lines = [f"WASTE RECEIPT  {key}", "=" * WIDTH, f"{name or 'no name'}{f', of {user}' if user else ''}", ""]
+    if other_runs:
+        count = plural(len(other_runs), "other run")
+        more = f", and {len(other_runs) - MAX_RUNS} more (--format json)" if len(other_runs) > MAX_RUNS else ""
+        commands = ", ".join(f"gpuledger receipt {quote(run)}" for run in other_runs[:MAX_RUNS])
+        lines += [f"This is one run of a requeued job. {count}: {commands}{more}", ""]
     lines += ["Charged", *([_held_line(held) for held in charged.held[:MAX_HELD]] or ["  nothing yet"])]
     if len(charged.held) > MAX_HELD:
         lines.append(f"  ... and {len(charged.held) - MAX_HELD} more kinds of accelerator and rates (--format json)")
@@ -104,7 +113,8 @@ def _held_line(held: ReceiptLine) -> str:
         rate = f"covered by commitment {held.commitment}"
     cost = f"{minor_amount(held.cost_micro, held.currency)} {held.currency}" if held.currency else ""
     activity = f"busy {busy}, idle {idle}, unknown {unknown}" if held.has_known_activity else "activity not known"
-    return f"  {total} GPU-hours of {held.gpu_model} in {held.pool} {rate}: {activity}  {cost}".rstrip()
+    model = held.gpu_model or "an unknown model"
+    return f"  {total} GPU-hours of {model} in {held.pool} {rate}: {activity}  {cost}".rstrip()
 
 
 def _item_lines(item: ReceiptItem) -> list[str]:
@@ -129,7 +139,7 @@ def _advice_line(advice: Mapping[str, Any]) -> str:
     return f"  {advice['id']} ({advice['state']}): {advice['advice']}{worth}"
 
 
-def as_json(workload: Workload, charged: WasteReceipt) -> str:
+def as_json(workload: Workload, charged: WasteReceipt, other_runs: Sequence[str] = ()) -> str:
     """Everything, with integers of micro-units."""
     totals = {
         currency: {"cost_micro": cost, "held_idle_cost_micro": idle, "found_micro": wasted}
@@ -137,6 +147,7 @@ def as_json(workload: Workload, charged: WasteReceipt) -> str:
     }
     content = {
         **dict(zip(("key", "name", "user"), workload[1:], strict=True)),
+        "other_runs": list(other_runs),
         "totals": totals,
         "held": as_objects(charged.held),
         "items": as_objects(charged.items),

@@ -267,7 +267,7 @@ def as_text(report: RunReport) -> str:
     for line in report.receipt.held:
         cost = "no price" if line.currency is None else f"{html.micro(line.cost_micro, line.currency)} {line.currency}"
         lines.append(
-            f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model} in {line.pool}: used "
+            f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model or 'an unknown model'} in {line.pool}: used "
             f"{html.hours(line.known_busy_ns)}, idle {html.hours(line.known_idle_ns)}, activity not known "
             f"{html.hours(line.unknown_ns)}; {cost}"
         )

@@ -273,6 +273,21 @@ def workloads_called(
     return []
 
 
+def other_runs(connection: Connection, workload_id: int) -> list[str]:
+    """Ids of the other runs of a requeued job: that of the job, and the same with `@` and the instant of a run."""
+    return [
+        row[0]
+        for row in connection.execute(
+            "WITH run AS (SELECT id, kind, regexp_replace(external_id, '@[0-9]+$', '') AS job FROM workload "
+            "WHERE id = %s) "
+            "SELECT w.external_id FROM run JOIN workload w ON w.kind = run.kind AND w.id <> run.id AND "
+            "(w.external_id = run.job OR starts_with(w.external_id, run.job || '@')) "
+            "WHERE regexp_replace(w.external_id, '@[0-9]+$', '') = run.job ORDER BY w.external_id",
+            (workload_id,),
+        )
+    ]
+
+
 _SPENT = ("cost_micro", "idle_cost_micro", "gpu_ns", "busy_ns", "idle_ns")
 _CHARGED = """day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, price_id, gpu_ns,
     busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
