@@ -33,7 +33,7 @@ from gpuledger_collector.ingest.files.queue import read_queue
 from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
 from gpuledger_collector.ingest.files.shares import read_shares
-from gpuledger_collector.ingest.files.usage import LONG_DAYS, UsageFile, UsageOptions, long_usage, read_usage
+from gpuledger_collector.ingest.files.usage import UsageFile, UsageOptions, long_usage, read_usage
 from gpuledger_collector.storage.billing import bills, declarations
 from gpuledger_collector.storage.billing import prices as price_book
 from gpuledger_collector.storage.capacity import queues
@@ -137,18 +137,22 @@ def sacct(
 
 
 def import_usage(session: Session, file: Path, parsed: UsageFile, dry_run: bool) -> str:
-    """Import usage in one transaction, warn of workloads that look forgotten, and return what changed."""
-    at = now()
-    running, warnings = long_usage(file, parsed.rows, round(at.timestamp() * 1000))
-    for sentence in warnings:
+    """Warn of workloads that look forgotten, import usage in one transaction, and return what changed."""
+    for sentence in long_usage(file, parsed.rows, clock_ms()):
         say(sentence, error=True)
-    summary = _write(
-        session, "workloads", lambda connection: imports.add_usage(connection, parsed.rows, at, parsed.columns), dry_run
-    )
     still = sum(row.end_ms is None for row in parsed.rows)
     without_end = f"; {plural(still, 'workload')} without an end, {BILLED_UP_TO_NOW}" if still else ""
-    forgotten = f"; {plural(running, 'workload')} without an end for more than {LONG_DAYS} days" if running else ""
-    return summary + without_end + forgotten + dry_run_note(dry_run)
+    return write_usage(session, parsed, dry_run) + without_end + dry_run_note(dry_run)
+
+
+def write_usage(session: Session, parsed: UsageFile, dry_run: bool) -> str:
+    """Import usage in one transaction, and return what changed."""
+    return _write(
+        session,
+        "workloads",
+        lambda connection: imports.add_usage(connection, parsed.rows, now(), parsed.columns),
+        dry_run,
+    )
 
 
 def table_options(zone: str | None, dates: DateOrder | None, column: Sequence[str] | None) -> TableOptions:

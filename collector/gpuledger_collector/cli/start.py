@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from gpuledger_collector import serving, wiring
 from gpuledger_collector.accounting.owner_tree import LEVELS
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli import imports, options
@@ -28,10 +28,17 @@ from gpuledger_collector.cli.session import Session, clock_ms, load_settings, op
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.config.prices import DeclaredPrice
-from gpuledger_collector.ingest.files.headers import is_alloc_tres
+from gpuledger_collector.ingest.files.headers import is_alloc_tres, no_team_note
 from gpuledger_collector.ingest.files.job_table import JobTable
 from gpuledger_collector.ingest.files.sacct import is_sacct, read_sacct
-from gpuledger_collector.ingest.files.usage import UsageFile, UsageOptions, read_table_rows, understand
+from gpuledger_collector.ingest.files.usage import (
+    UsageFile,
+    UsageOptions,
+    is_long,
+    long_usage,
+    read_table_rows,
+    understand,
+)
 from gpuledger_collector.ingest.remote_write.prometheus_api import PrometheusApi
 from gpuledger_collector.services.chargeback import chargeback_notes, no_price_note, read_before_prices, read_chargeback
 from gpuledger_collector.settings import Settings
@@ -90,7 +97,8 @@ def start(
     """Make a bill of a file of jobs: show what its columns mean, import it, and say who pays for what.
 
     What can be read in two ways is refused with the option that settles it. The same file twice changes nothing.
-    A Prometheus that scrapes dcgm-exporter is read as it scraped: what it missed is unobserved, never idle.
+    A Prometheus that scrapes dcgm-exporter, or an exporter of AMD, Intel and others (gpuledger profiles list), is read
+    by POST to /api/v1/series and /api/v1/query as it scraped: what it missed is unobserved, never idle.
     """
     price = None if rate is None else _price(rate, currency)
     if prometheus.is_address(source):
@@ -126,12 +134,13 @@ class _Asked:
 
 
 def _start_file(session: Session, file: Path, parsed: UsageFile, zone: str | None, asked: _Asked) -> None:
-    rows = parsed.rows
-    _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}{_open_rows(rows)}")
-    print(imports.import_usage(session, file, parsed, asked.dry_run))
+    rows, now_ms = parsed.rows, clock_ms()
+    for sentence in (*long_usage(file, rows, now_ms), *_open_usage(rows, now_ms)):
+        say(sentence, error=True)
+    _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}")
+    print(imports.write_usage(session, parsed, asked.dry_run) + dry_run_note(asked.dry_run))
     if asked.dry_run:
         return
-    now_ms = clock_ms()
     last_ms = max(now_ms if row.end_ms is None else row.end_ms for row in rows)
     tagged = {name for row in rows for name in row.tags}
     level = next((level for level in LEVELS if level in tagged), "user" if any(row.user for row in rows) else "pool")
@@ -172,16 +181,25 @@ def _set_rate(session: Session, asked: _Asked, question: str) -> None:
 
 
 def _rate_text(price: Price) -> str:
-    return f"{price.rate.normalize():f} {price.currency} a GPU-hour"
+    return f"{price.rate:f} {price.currency} a GPU-hour"
 
 
 def _rated(price: Price | None, new_rate: str) -> str:
-    return f", at {_rate_text(price)}{new_rate}" if price is not None and "instead" in new_rate else ""
+    if price is None:
+        return ""
+    return f" at {_rate_text(price)}{new_rate if 'instead' in new_rate else ''}"
 
 
-def _open_rows(rows: Sequence[UsageRow]) -> str:
-    still = sum(row.end_ms is None for row in rows)
-    return f", {still} without an end and {imports.BILLED_UP_TO_NOW}" if still else ""
+def _open_usage(rows: Sequence[UsageRow], now_ms: int) -> Iterator[str]:
+    """The sentence about workloads without an end that are not named by a warning of their own."""
+    running = [row for row in rows if row.end_ms is None and not is_long(row, now_ms)]
+    if running:
+        first = min(running, key=lambda row: row.start_ms)
+        which = "it" if len(running) == 1 else f"the first, {first.workload_id!r},"
+        yield (
+            f"{plural(len(running), 'workload')} without an end, {imports.BILLED_UP_TO_NOW}; {which} runs since "
+            f"{format_instant(first.start_ms)}"
+        )
 
 
 def _read_file(
@@ -208,6 +226,8 @@ def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> UsageFile:
                 read_table_rows(table, usage_options, parsed)
         if table is not None:
             _show(table)
+            if not set(LEVELS) & (parsed.columns.tags or set()):
+                say(f"gpuledger: {no_team_note(table.columns)}", error=True)
     imports.refuse_bad(file, parsed, skip_bad)
     if not parsed.rows:
         refuse(f"{file}: no row holds a GPU, nothing was imported")

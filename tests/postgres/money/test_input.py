@@ -5,6 +5,7 @@ import datetime as dt
 import pytest
 
 from gpuledger_collector.cli import imports
+from gpuledger_collector.cli.imports import BILLED_UP_TO_NOW
 
 USAGE = "workload_id,start,end,gpus\n"
 BOOK = "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to\n"
@@ -78,13 +79,15 @@ def test_a_job_without_an_end_is_told(run, written, fleet) -> None:
     )
     code, out, err = run("import", "usage", path)
     assert code == 0
-    days = (dt.datetime.now(dt.UTC) - dt.datetime(2025, 10, 1, tzinfo=dt.UTC)).days
+    days, rest = divmod(dt.datetime.now(dt.UTC) - dt.datetime(2025, 10, 1, tzinfo=dt.UTC), dt.timedelta(days=1))
+    hours = days * 24 + rest // dt.timedelta(hours=1)
     assert err.splitlines() == [
-        f"{path}:2:end: 'old' has no end and runs since 2025-10-01T00:00:00Z, {days} days: it is billed until one is "
-        "imported",
+        f"{path}:2:end: 'old' has no end and runs since 2025-10-01T00:00:00Z, {days} days: billed up to now, {hours} "
+        "GPU-hours, until an end is imported",
         f"{path}:4:end: 'long' ended after 120 days, from 2025-01-01T00:00:00Z to 2025-05-01T00:00:00Z",
     ]
-    assert out.strip().endswith("; 1 workload without an end for more than 90 days")
+    assert out.strip().endswith(f"; 2 workloads without an end, {BILLED_UP_TO_NOW}")
+    assert out.count("without an end") == 1
 
 
 def test_many_jobs_without_an_end_are_counted(run, written, fleet) -> None:

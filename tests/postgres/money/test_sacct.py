@@ -90,10 +90,15 @@ def test_waiting_and_cpu_jobs_are_left_out_and_said(tmp_path):
         job(1, start="Unknown", end="Unknown", state="PENDING"),
         job(2, tres="cpu=4"),
         job(3, end="Unknown", state="RUNNING"),
+        job(4, tres="cpu=4,gres/shard=2"),
     )
     parsed = read_sacct(path)
     assert [row.end_ms for row in parsed.rows] == [None]
-    assert parsed.notes == ["1 job not started: left out", "1 job without GPUs: left out"]
+    assert parsed.notes == [
+        "1 job not started: left out",
+        "1 job without GPUs: left out",
+        "1 job with shards or MPS only, which are not billed: left out",
+    ]
 
 
 def test_a_requeued_job_is_two_usages(tmp_path):

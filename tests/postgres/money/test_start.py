@@ -1,6 +1,7 @@
 """gpuledger start, and the tables of jobs that it and `import usage` read."""
 
 import datetime as dt
+import json
 import re
 import zipfile
 from collections import Counter
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_collector.cli import start
+from gpuledger_collector.cli.common import refuse
+from gpuledger_collector.cli.imports import BILLED_UP_TO_NOW
 from gpuledger_collector.ingest.files.headers import SACCT_COLUMNS, SYNONYMS, TableOptions
 from gpuledger_collector.ingest.files.sacct import COLUMNS
 from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
@@ -386,6 +390,15 @@ def test_a_namespace_is_the_team_and_part_of_the_id(run, written, fleet) -> None
             "this is what sacct prints by default, without start, end and GPUs; print it with: TZ=UTC",
         ),
         (
+            "JobID|JobName|Partition|Account|AllocCPUS|State|Start|End|ExitCode\n7|a|gpu|x|8|COMPLETED|1|2|0:0\n",
+            "this is what sacct prints without AllocTRES; print it with: TZ=UTC",
+        ),
+        (
+            "JobID           JobName  Partition    Account  AllocCPUS      State      Start        End AllocTRES \n"
+            "------------ ---------- ---------- ---------- ---------- ---------- ---------- ---------- ---------\n",
+            "this is what sacct prints without -P; print it with: TZ=UTC",
+        ),
+        (
             "JobID           JobName  Partition    Account  AllocCPUS      State ExitCode \n"
             "------------ ---------- ---------- ---------- ---------- ---------- --------\n"
             "7                     a        gpu          x          8  COMPLETED      0:0\n",
@@ -671,3 +684,86 @@ def test_a_job_without_an_end_is_said_to_go_on(run, written) -> None:
     assert (
         "1 workload without an end, billed up to now and not to the time of the file, until a file has the end" in out
     )
+
+
+def test_what_goes_on_is_said_before_the_question(run, written, fleet, monkeypatch) -> None:
+    """A forgotten end may be most of the bill: who is asked knows the job, its days and the rate by then."""
+    asked = []
+
+    def ask(question: str) -> None:
+        asked.append(question)
+        refuse("nothing was imported")
+
+    monkeypatch.setattr(start, "_ask", ask)
+    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
+    since, recent = now - dt.timedelta(days=234, minutes=1), now - dt.timedelta(days=3)
+    rows = f"1004,4,{since.isoformat()},\n1005,1,{recent.isoformat()},\n1,1,1759276800,1759280400\n"
+    path = written("jobs.csv", f"job_id,gpus,start,end\n{rows}")
+    code, _, err = run("start", path, "--rate", "2.50", "--currency", "EUR")
+    assert code == 2
+    assert asked == ["Import 3 workloads at 2.50 EUR a GPU-hour?"]
+    goes_on = f"{path}:2:end: '1004' has no end and runs since {since:%Y-%m-%dT%H:%M:%SZ}, 234 days: billed up to now"
+    assert f"{goes_on}, 22464 GPU-hours, until an end is imported" in err
+    assert f"1 workload without an end, {BILLED_UP_TO_NOW}; it runs since {recent:%Y-%m-%dT%H:%M:%SZ}" in err
+    monkeypatch.undo()
+    _, out, err = run("start", path, "--rate", "2.50", "--currency", "EUR", "--yes")
+    assert "3 added" in out
+    assert "without an end" not in out
+    assert err.count("1004") == 1
+    monkeypatch.setattr(start, "_ask", ask)
+    run("start", path, "--rate", "3", "--currency", "EUR")
+    assert asked[1].startswith("Import 3 workloads at 3 EUR a GPU-hour instead of the rate in force; ")
+
+
+def test_a_receipt_of_a_requeued_job_names_its_other_runs(run, written, fleet) -> None:
+    """The job's id is its first run; the command of each other run stands on the page."""
+    other = SLURM.splitlines()[1].replace("7|", "70|", 1)
+    assert run("start", written("jobs.txt", f"{SLURM}{other}\n"), "--zone", "UTC", "--rate", "1", "--yes")[0] == 0
+    later = f"7@{ms(2026, 10, 1, 11) // 1000}"
+    _, out, _ = run("receipt", "7")
+    assert f"This is one run of a requeued job. 1 other run: gpuledger receipt {later}\n" in out
+    _, out, _ = run("receipt", later)
+    assert "1 other run: gpuledger receipt 7\n" in out
+    _, out, _ = run("receipt", "7", "--format", "json")
+    assert json.loads(out)["other_runs"] == [later]
+    _, out, _ = run("receipt", "70")
+    assert "requeued" not in out
+
+
+def test_shards_and_several_models_are_said(run, written, fleet) -> None:
+    """Parts of GPUs are counted apart from rows without any; two models in one job are an unknown one."""
+    row = "{}|amina|vision|gpu|COMPLETED|2026-10-01T07:59:00|2026-10-01T08:00:00|2026-10-01T10:00:00|{}\n"
+    allocated = ["cpu=8", "cpu=8,gres/shard=4", "gres/mps:a100=50", "gres/gpu:a100=1,gres/gpu:h100=1,gres/gpu=2"]
+    rows = "".join(row.format(number, tres) for number, tres in enumerate(allocated))
+    path = written("jobs.txt", SLURM.splitlines()[0] + "\n" + rows)
+    code, _, err = run("start", path, "--zone", "UTC", "--rate", "1", "--yes")
+    assert code == 0, err
+    assert "1 row without a GPU: left out" in err
+    assert "2 jobs with shards or MPS only, which are not billed: left out" in err
+    assert "1 job with GPUs of several models: billed as an unknown model" in err
+    _, out, _ = run("receipt", "3")
+    assert "4.00 GPU-hours of an unknown model in gpu at" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("Gruppenteam", "tag:team=Gruppenteam"), ("account", "tag:team=account"), ("Farbe", "tag:team=NAME")],
+)
+def test_a_table_without_a_team_says_so(run, written, fleet, name, option) -> None:
+    """The bill is then by user; the option that names the column stands in the sentence."""
+    path = written("u.csv", f"job,gpus,start,end,user,{name}\na,1,1759276800,1759284000,amina,x\n")
+    code, out, err = run("start", path, "--yes")
+    assert code == 0
+    assert f"gpuledger: no column is the team: --column {option} names it\n" in err
+    assert "--by user" in out
+    if "NAME" not in option:
+        _, out, err = run("start", path, "--yes", "--column", option)
+        assert "no column is the team" not in err
+        assert "--by team" in out
+
+
+@pytest.mark.parametrize("name", ["Institut", "Lehrstuhl", "Fakultät", "Fakultaet", "Faculty", "Research Group"])
+def test_units_of_universities_are_teams(written, name) -> None:
+    """By the names that they have there."""
+    parsed = read(written("u.csv", f"job;gpus;start;end;{name}\na;1;1759276800;1759284000;Physik\n"))
+    assert parsed.rows[0].tags == {"team": "Physik"}

@@ -53,7 +53,8 @@ SYNONYMS = {
     "secondes segundos secondi",
     "tag:org": "org organization organisation",
     "tag:team": "team team_name department dept abteilung arbeitsgruppe equipe equipo squadra departement "
-    "departamento dipartimento reparto",
+    "departamento dipartimento reparto institut institute lehrstuhl fakultat fakultaet faculty research_group "
+    "forschungsgruppe instituto facultad istituto facolta faculte",
     "tag:project": "project project_name projekt projet proyecto progetto",
     "tag:experiment": "experiment experiment_name",
     "tag:run": "run run_name",
@@ -75,6 +76,8 @@ _TRES = re.compile(r"(cpu|mem|node|billing)=[^,]+,|gres/", re.ASCII)
 """What begins as a column AllocTRES does."""
 _OF_SACCT = {"jobid", "jobname", "partition", "account", "alloccpus", "state", "exitcode"}
 """Words of the header that sacct prints by default."""
+_NEEDED_OF_SACCT = {"start": "Start", "end": "End", "gpus": "AllocTRES"}
+"""What the header needs besides, by the names of sacct."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,13 @@ def _resembles(word: str, meaning: str) -> bool:
     return bool(get_close_matches(word, known, 1, 0.84) or {part for part in word.split("_") if part in known})
 
 
+def no_team_note(columns: Mapping[str, str | None]) -> str:
+    """The sentence for a table in which no column says who pays, with the column that most likely does."""
+    accounts = (name for name, meaning in columns.items() if meaning == "account")
+    name = next(accounts, None) or guesses(columns, [TEAM])[TEAM] or "NAME"
+    return f"no column is the team: --column {quote(f'{TEAM}={name}')} names it"
+
+
 def guesses(columns: Mapping[str, str | None], missing: Sequence[str]) -> dict[str, str | None]:
     """The column that most likely has each of these meanings; None where none looks like it."""
     unused = [name for name, meaning in columns.items() if name and meaning is None]
@@ -215,7 +225,7 @@ def header_problem(
         return _no_header_of_sacct(path, header)
     if any(map(is_instant, header)):
         return _no_header(path, header)
-    return _of_sacct(path, header) or _missing(path, header, columns, missing)
+    return _of_sacct(path, header, missing) or _missing(path, header, columns, missing)
 
 
 def _no_header_of_sacct(path: Path, header: Sequence[str]) -> Problem:
@@ -238,12 +248,19 @@ def _no_header(path: Path, header: Sequence[str]) -> Problem:
     return Problem("no_header", f"{path}:1", message)
 
 
-def _of_sacct(path: Path, header: Sequence[str]) -> Problem | None:
-    """The problem of what sacct prints without being told which columns."""
+def _of_sacct(path: Path, header: Sequence[str], missing: Sequence[str]) -> Problem | None:
+    """The problem of what sacct prints without being told all the columns that are needed."""
     words = {word for name in header for word in name.casefold().split()}
     if not ({"jobid", "jobidraw"} & words and len(_OF_SACCT & words) > len(_OF_SACCT) // 2):
         return None
-    message = f"this is what sacct prints by default, without start, end and GPUs; print it with: {SACCT}"
+    # Without -P the columns are separated by blanks, and all of them are one name.
+    needed = (name for meaning, name in _NEEDED_OF_SACCT.items() if meaning in missing)
+    lacking = [name for name in needed if name.casefold() not in words]
+    if len(lacking) == len(_NEEDED_OF_SACCT):
+        lacks = "by default, without start, end and GPUs"
+    else:
+        lacks = f"without {' and '.join(lacking) or '-P'}"
+    message = f"this is what sacct prints {lacks}; print it with: {SACCT}"
     return Problem("no_column", f"{path}:1", message)
 
 

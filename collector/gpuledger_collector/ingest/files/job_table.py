@@ -48,6 +48,7 @@ INSTANTS = ("start", "end", "submitted")
 SAMPLES = 3
 """Rows that show what a table is like."""
 _TRES_GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)", re.ASCII)
+_TRES_SHARES = re.compile(r"gres/(?:shard|mps)(?::[^=,]+)?=0*[1-9]", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"(\d+|[1-9]\d{0,2}(\.\d{3})+),\d+", re.ASCII)
 _DECIMAL_POINT = re.compile(r"(\d*|[1-9]\d{0,2}(,\d{3})+)\.\d+", re.ASCII)
 _POINT_THOUSANDS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+", re.ASCII)
@@ -248,18 +249,21 @@ def records(
     """
     reader = _RecordReader(table, InstantReader(table.zone, table.day_first), allowed, problems)
     id_column, start_column = table.meanings["workload_id"], table.meanings["start"]
+    gpus_column = table.meanings["gpus"]
     steps = 0
+    kinds = AllocationKinds()
     for row in table.rows(problems):
         if table.job_ids and _step_of(row.cells[id_column].strip()) in table.job_ids:
             steps += 1
         elif row.cells[start_column].strip().casefold() in _NO_INSTANT and (total := _sum_in(row.cells)) is not None:
             notes.append(f"line {row.line} ({total!r}) is a sum and no job: left out")
-        else:
+        elif not kinds.is_shared(row.cells[gpus_column]):
             yield reader.read(row)
     if table.repeated_headers:
         notes.append(f"{plural(table.repeated_headers, 'repeated header line')}: left out")
     if steps:
         notes.append(f"{plural(steps, 'step')} of Slurm jobs that have a row of their own: left out")
+    notes += kinds.notes()
     repeated = reader.instants.repeated
     if repeated:
         zone = table.zone.key if table.zone else ""
@@ -403,6 +407,30 @@ def _number(cell: str, has_decimal_comma: bool) -> str:
         return cell.replace(".", "").replace(",", ".")
     # With a point that is neither, it is left for the import to refuse.
     return cell.replace(".", "?")
+
+
+@dataclass(slots=True)
+class AllocationKinds:
+    """Counts the jobs whose AllocTRES needs a word: parts of GPUs without a whole one, and GPUs of several models."""
+
+    shared: int = 0
+    mixed: int = 0
+
+    def is_shared(self, alloc_tres: str) -> bool:
+        """Whether a job has shards or MPS only, which are no GPUs of its own; counts it."""
+        if "gres/" not in alloc_tres:
+            return False
+        self.mixed += len({kind for kind, count in _TRES_GPU.findall(alloc_tres) if kind and int(count)}) > 1
+        is_shared = gpus_of(alloc_tres)[0] == 0 and _TRES_SHARES.search(alloc_tres) is not None
+        self.shared += is_shared
+        return is_shared
+
+    def notes(self) -> Iterator[str]:
+        """The sentences about them."""
+        if self.shared:
+            yield f"{plural(self.shared, 'job')} with shards or MPS only, which are not billed: left out"
+        if self.mixed:
+            yield f"{plural(self.mixed, 'job')} with GPUs of several models: billed as an unknown model"
 
 
 def gpus_of(alloc_tres: str) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import decode
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_instant, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
-from gpuledger_collector.ingest.files.job_table import gpus_of
+from gpuledger_collector.ingest.files.job_table import AllocationKinds, gpus_of
 from gpuledger_collector.ingest.files.usage import DEFAULT_POOL, UsageFile, WorkloadRows
 from gpuledger_collector.storage.ledger.rows import UsageColumns, UsageRow
 from gpuledger_common.plurals import plural
@@ -142,9 +142,12 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
         return parsed
     waiting = without = 0
     rows = WorkloadRows(has_runs=True)
+    kinds = AllocationKinds()
     for record in _split(path, text, parsed.problems):
         if record.cells["start"].strip() in _NEVER:
             waiting += 1
+            continue
+        if kinds.is_shared(record.cells["alloctres"]):
             continue
         gpus, model = gpus_of(record.cells["alloctres"])
         if gpus == 0:
@@ -155,13 +158,18 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
             usage = job.usage(record, gpus, model, pool)
             rows.add(usage, f"{path}:{record.line}:jobidraw", parsed.problems)
     rows.finish(parsed)
-    if (headers := len(_HEADER.findall(text))) > 1:
-        parsed.notes.append(f"{plural(headers - 1, 'repeated header line')}: left out")
-    if waiting:
-        parsed.notes.append(f"{plural(waiting, 'job')} not started: left out")
-    if without:
-        parsed.notes.append(f"{plural(without, 'job')} without GPUs: left out")
+    parsed.notes += [*_left_out(len(_HEADER.findall(text)) - 1, waiting, without), *kinds.notes()]
     return parsed
+
+
+def _left_out(headers: int, waiting: int, without: int) -> Iterator[str]:
+    """The sentences about lines that are no usage."""
+    if headers > 0:
+        yield f"{plural(headers, 'repeated header line')}: left out"
+    if waiting:
+        yield f"{plural(waiting, 'job')} not started: left out"
+    if without:
+        yield f"{plural(without, 'job')} without GPUs: left out"
 
 
 def _other_columns(path: Path, text: str) -> Problem | None:

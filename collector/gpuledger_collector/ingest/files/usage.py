@@ -14,7 +14,7 @@ from pydantic import Field, PlainValidator, Strict
 from pydantic_core import PydanticCustomError
 
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import DAY_MS, format_instant
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_bounded, read_text
@@ -259,17 +259,28 @@ def _overlap(run: UsageRow, other: UsageRow) -> bool:
     )
 
 
-def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, list[str]]:
-    """How many rows without an end began more than LONG_DAYS ago, and warnings about them and others as long."""
+def is_long(row: UsageRow, now_ms: int) -> bool:
+    """Whether a workload ran for more than LONG_DAYS, up to now where it has no end."""
+    return _days(row, now_ms) > LONG_DAYS
+
+
+def _days(row: UsageRow, now_ms: int) -> int:
+    return ((now_ms if row.end_ms is None else row.end_ms) - row.start_ms) // DAY_MS
+
+
+def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> list[str]:
+    """Warnings about workloads of more than LONG_DAYS; those without an end stand first."""
     running, ended = [], []
     for row in rows:
-        days = ((now_ms if row.end_ms is None else row.end_ms) - row.start_ms) // DAY_MS
-        if days <= LONG_DAYS:
+        if not is_long(row, now_ms):
             continue
+        days = _days(row, now_ms)
         place, since = f"{path}:{row.line}:end: {row.workload_id!r}", format_instant(row.start_ms)
         if row.end_ms is None:
+            hours = row.gpu_micro * (now_ms - row.start_ms) // (MICRO * HOUR_MS)
             running.append(
-                f"{place} has no end and runs since {since}, {days} days: it is billed until one is imported"
+                f"{place} has no end and runs since {since}, {days} days: billed up to now, {hours} GPU-hours, until "
+                "an end is imported"
             )
         else:
             ended.append(f"{place} ended after {days} days, from {since} to {format_instant(row.end_ms)}")
@@ -277,4 +288,4 @@ def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, 
     more = len(running) + len(ended) - len(warnings)
     if more:
         warnings.append(f"{path}: {plural(more, 'more row')} of more than {LONG_DAYS} days")
-    return len(running), warnings
+    return warnings
