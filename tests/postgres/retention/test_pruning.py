@@ -33,8 +33,10 @@ pytestmark = pytest.mark.slow
 DAY_MS = 86_400_000
 NOW = int(time.time()) * 1000
 TODAY = NOW - NOW % DAY_MS
-MOST = 8
-"""Partitions of a statement: yesterday and today, the days made ahead, and a day that usage reaches in from."""
+MOST = 9
+"""Partitions of a statement: yesterday and today, the days made ahead, and those that usage reaches in from, which are
+one more in the first hours of a day.
+"""
 BIG = re.compile(r"\b(usage_interval|gpu_sample)\b")
 PLANNED = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE|CREATE TEMP TABLE \w+ ON COMMIT DROP AS)\b", re.IGNORECASE)
 PARTITION = re.compile(r"\b(?:usage_interval|gpu_sample)_p\d{6,8}\b")

@@ -67,8 +67,15 @@ ARGUMENTS = {
     "periods": (),
     "close": ("--period", "2020-01", "--dry-run"),
     "forecast": ("--horizon", "6h"),
+    "profiles check": ("{page}",),
 }
 """What a command must be given; the others print something as they are."""
+WITHOUT_LEDGER = {
+    *(f"plan {name}" for name in ("memory", "network", "storage", "training")),
+    "profiles check",
+    "profiles list",
+    "scale backtest",
+}
 SHOWING = {
     "accelerators",
     "chargeback",
@@ -95,7 +102,9 @@ def printed(postgres, tmp_path_factory):
             more_names(connection)
         (folder / "prices.toml").write_text((folder / "declared.toml").read_text().partition("[[budget]]")[0])
         (folder / "series.csv").write_text(f"ts,series,value\n{day(-2)}T00:00:00Z,{HOSTILE},1\n")
+        (folder / "page.prom").write_text(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1",modelName="{HOSTILE}"}} 1\n')
         places = {
+            "page": folder / "page.prom",
             "declared": folder / "declared.toml",
             "prices": folder / "prices.toml",
             "series": folder / "series.csv",
@@ -140,8 +149,8 @@ def more_names(connection):
 
 
 def to(command, dsn):
-    """Planning needs no database."""
-    return () if command.startswith("plan ") or command == "scale backtest" else ("--dsn", dsn)
+    """Give the database to the commands that read one."""
+    return () if command in WITHOUT_LEDGER else ("--dsn", dsn)
 
 
 @pytest.mark.parametrize("command", sorted(name for name, forms in FORMS.items() if "csv" in forms))

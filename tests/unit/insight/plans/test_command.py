@@ -30,8 +30,10 @@ def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def guide_commands() -> list[str]:
+    """The guide's commands without a ledger; `plan capacity` reads one (tests/postgres/foresight)."""
     blocks = re.findall(r"```\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.strip()]
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+    return [line for line in lines if not line.startswith("gpuledger plan capacity ")]
 
 
 def called(capsys, line: str) -> str:
