@@ -13,6 +13,8 @@ from fakes.processes import BIN, environment
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
 
+pytestmark = pytest.mark.slow  # each test starts processes
+
 HELLO = {
     "jsonrpc": "2.0",
     "id": 1,
