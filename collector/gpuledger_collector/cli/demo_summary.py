@@ -51,12 +51,14 @@ def summary(folder: Path, highlights: Highlights) -> list[str]:
 def _bill(folder: Path) -> list[str]:
     bill = json.loads((folder / "chargeback.json").read_text())
     rows = [row for row in bill["rows"] if not row.get("correction_of")]
+    # A line that says "1 more owner" could show that owner.
+    most = MAX_OWNERS + 1 if len(rows) == MAX_OWNERS + 1 else MAX_OWNERS
     shown = [
         f"  {escape_text(row['team'] or '(unattributed)'):15}{float(row['gpu_hours']):>12,.1f} GPU-hours"
         f"{row['cost']:>14} {row['currency']}"
-        for row in rows[:MAX_OWNERS]
+        for row in rows[:most]
     ]
-    more = [f"  and {plural(len(rows) - MAX_OWNERS, 'more owner')}"] if len(rows) > MAX_OWNERS else []
+    more = [f"  and {plural(len(rows) - most, 'more owner')}"] if len(rows) > most else []
     totals = [
         f"  {'total':15}{float(row['gpu_hours']):>12,.1f} GPU-hours{row['cost']:>14} {row['currency']}"
         for row in bill["totals"]
