@@ -147,12 +147,15 @@ def import_usage(session: Session, file: Path, parsed: UsageFile, dry_run: bool)
 
 def write_usage(session: Session, parsed: UsageFile, dry_run: bool) -> str:
     """Import usage in one transaction, and return what changed."""
-    return _write(
-        session,
-        "workloads",
-        lambda connection: imports.add_usage(connection, parsed.rows, now(), parsed.columns),
-        dry_run,
-    )
+    try:
+        return _write(
+            session,
+            "workloads",
+            lambda connection: imports.add_usage(connection, parsed.rows, now(), parsed.columns),
+            dry_run,
+        )
+    except imports.ImportedOtherwise as error:
+        refuse(str(error))
 
 
 def table_options(zone: str | None, dates: DateOrder | None, column: Sequence[str] | None) -> TableOptions:

@@ -24,6 +24,7 @@ from gpuledger_collector.storage.ledger.rows import (
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
+from gpuledger_common.plurals import plural
 
 _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
     submitted_ms, state"""
@@ -37,6 +38,10 @@ _STORED = {"user": "w.user_name", "account": "w.account", "job_name": "w.name"}
 _DIGEST = "sha256(convert_to(jsonb_build_array(i.user_name, i.account, i.name, i.tags)::text, 'UTF8'))"
 
 
+class ImportedOtherwise(ValueError):
+    """Jobs are imported already under ids of another form; the message says which."""
+
+
 def workload_key(workload_id: str) -> str:
     """The key of an imported workload."""
     return f"imported:import:{workload_id}"
@@ -47,7 +52,7 @@ def add_usage(
 ) -> ImportOutcome:
     """Add or update rows by workload id and request the days that they touch, before and after. Does not commit.
 
-    `columns`: what their file has columns for; known values of others stay.
+    `columns`: what their file has columns for; known values of others stay. Raises ImportedOtherwise.
     """
     locks.take(connection, Lock.IMPORTS)
     if columns.has_runs:
@@ -65,6 +70,7 @@ def add_usage(
         "FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON u.workload_id = w.id "
         f"WHERE u.workload_id IS NULL OR ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
     )
+    _refuse_other_ids(connection)
     connection.execute(
         "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags, first_seen_at) "
         "SELECT key, 'imported', external_id, user_name, account, name, tags, %s FROM changed ORDER BY key "
@@ -100,6 +106,28 @@ def add_usage(
         pools = sorted({row.pool for row in rows} | {pool for (pool,) in before})
         settle_pools(connection, pools, min(start for start, _ in spans))
     return ImportOutcome(changed - updated, updated, len(rows) - changed, len(days), kept)
+
+
+def _refuse_other_ids(connection: Connection) -> None:
+    """Refuse new rows of jobs that are imported under an id with, or without, a cluster: each would be billed twice.
+
+    The same number, start, GPUs and end (an open one fits any) are the same job: `import sacct` knows it as
+    `CLUSTER/JOB@SUBMITTED`, a table of jobs as `JOB`.
+    """
+    job = "regexp_replace({0}.external_id, '^.*/|@[0-9]+$', '', 'g')"
+    twice = connection.execute(
+        "SELECT c.external_id, w.external_id, count(*) OVER () FROM changed c "
+        "JOIN imported_usage u ON u.start_ms = c.start_ms AND u.gpu_micro = c.gpu_micro "
+        "AND (u.end_ms = c.end_ms OR u.end_ms IS NULL OR c.end_ms IS NULL) JOIN workload w ON w.id = u.workload_id "
+        f"WHERE c.known IS NULL AND {job.format('c')} = {job.format('w')} "
+        "AND (c.external_id LIKE '%/%') <> (w.external_id LIKE '%/%') ORDER BY 1, 2 LIMIT 1"
+    ).fetchone()
+    if twice is not None:
+        new, known, count = twice
+        raise ImportedOtherwise(
+            f"{plural(count, 'job')} of this file would be billed twice: {new} is imported already as {known}; "
+            "import this cluster by the command that imported it before"
+        )
 
 
 def _keep_known(connection: Connection, columns: UsageColumns) -> int:
