@@ -515,12 +515,23 @@ def annotation(name: str, query: str, hue: str) -> Json:
 
 
 def shares(
-    title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9, **more: Any
+    title: str,
+    description: str,
+    query: str,
+    unit: str,
+    *,
+    width: int = 12,
+    height: int = 9,
+    grouped: bool = False,
+    **more: Any,
 ) -> Panel:
-    """A stacked bar a row of the query: its first column names the bar, each further one is a part of the whole."""
+    """A stacked bar a row of the query: its first column names the bar, each further one is a part of the whole.
+
+    `grouped`: the further columns are amounts and stand beside each other.
+    """
     options = {
-        "orientation": "horizontal",
-        "stacking": "percent",
+        "orientation": "vertical" if grouped else "horizontal",
+        "stacking": "none" if grouped else "percent",
         "showValue": "never",
         "groupWidth": 0.7,
         "barWidth": 0.9,

@@ -25,6 +25,7 @@ from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
 from gpuledger_collector.jobs.recommend import recommend
 from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
+from gpuledger_collector.jobs.store_capacity_plans import store_capacity_plans
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.jobs.watch_spending import SpendingWatch
@@ -152,6 +153,13 @@ def _insight_jobs(c: _Context) -> list[Job]:
         ),
         Job("send_outbox", settings.send_seconds, sender(settings, database).send_due),
         Job("store_forecasts", HOUR_SECONDS, lambda: store_forecasts(database, c.now_ms), "forecasts stored"),
+        Job(
+            "store_capacity_plans",
+            DAY_SECONDS,
+            lambda: store_capacity_plans(database, c.now_ms),
+            "plans stored",
+            apart=True,
+        ),
     ]
 
 

@@ -7,7 +7,9 @@ from dashboards.grafana import (
     COUNT,
     EXACT,
     GREEN,
+    MONEY,
     ORANGE,
+    PURPLE,
     RATIO,
     SKY,
     VERMILION,
@@ -17,6 +19,7 @@ from dashboards.grafana import (
     column,
     line,
     series,
+    shares,
     stat,
     table,
 )
@@ -92,11 +95,111 @@ DECISIONS = series(
     time_from="24h",
 )
 
+AS_COMMAND = "As `gpuledger plan capacity` printed it today; may be empty: a plan needs 24 known days of demand."
+
+
+def planned(parts: str) -> str:
+    """SQL: the stored plans of the chosen pools, with parts of each."""
+    return f"FROM capacity_plan p, {parts} WHERE {picked('p.pool', 'pool')}"
+
+
+def planned_band(name: str, *labels: str) -> str:
+    """SQL: the columns likely, low and high of a band of a plan."""
+    keys = zip(("likely", "low", "high"), labels, strict=True)
+    return ", ".join(f"(ahead -> '{name}' ->> '{key}')::float8 AS \"{label}\"" for key, label in keys)
+
+
+EACH_DAY = "jsonb_array_elements(p.plan -> 'days') WITH ORDINALITY d (band, place), jsonb_each_text(d.band) b"
+EACH_HORIZON = """
+    LATERAL (SELECT '(all)' AS team, p.plan -> 'pool' AS entry, 0 AS place
+        UNION ALL SELECT t.entry ->> 'name', t.entry, t.place
+        FROM jsonb_array_elements(p.plan -> 'teams') WITH ORDINALITY t (entry, place)) o,
+    jsonb_array_elements((o.entry -> 'next') || jsonb_build_array(o.entry -> 'plan'))
+        WITH ORDINALITY h (ahead, span)"""
+PLANS = (
+    series(
+        "Demand to the end of the quarter",
+        f"Mean GPUs of each day, likely and in a band of 80 %; bands of several pools are added up. {AS_COMMAND}",
+        f"""
+       SELECT to_timestamp((p.plan ->> 'start_ms')::bigint / 1000 + (d.place - 1) * 86400) AS "time",
+           b.key AS metric, sum(b.value::float8) AS gpus
+       {planned(EACH_DAY)} GROUP BY 1, 2 ORDER BY 1, 2
+       """,
+        COUNT,
+        height=9,
+        interval="1d",
+        decimals=1,
+        time_from="+92d",
+        overrides=(line("likely", BLUE), *band("low", "high", SKY)),
+    ),
+    shares(
+        "Cost of capacity against wait",
+        "Cost to the end of the quarter by way of buying, of so many GPUs at most, and how many GPU-hours of demand "
+        "will wait with them. Reserved GPUs are paid in every hour, the others follow demand; spot repeats what "
+        f"interruptions lose. {AS_COMMAND}",
+        f"""
+      SELECT p.pool || ': ' || (ahead ->> 'gpus') || ' GPUs, ' || round((ahead ->> 'wait')::numeric) || ' h wait'
+              AS capacity,
+          (ahead ->> 'on_demand')::float8 AS "on demand", (ahead ->> 'reserved')::float8 AS reserved,
+          (ahead ->> 'spot')::float8 AS spot
+      {planned("jsonb_array_elements(p.plan -> 'curve') ahead")} ORDER BY p.pool, (ahead ->> 'gpus')::int LIMIT 40
+      """,
+        MONEY,
+        grouped=True,
+        overrides=(color("on demand", BLUE), color("reserved", GREEN), color("spot", PURPLE)),
+    ),
+    table(
+        "How many to reserve",
+        "The count of least expected cost with the rest on demand, the counts that would be best if demand turns out "
+        f"low or high, and what is lost then; commitments in force are included. Empty without rates. {AS_COMMAND}",
+        f"""
+      SELECT p.pool, (r ->> 'gpus')::int AS reserve, (r ->> 'low')::int AS "if low", (r ->> 'high')::int AS "if high",
+          (p.plan ->> 'committed_gpus')::int AS "committed now", (r ->> 'cost')::float8 AS cost,
+          (r ->> 'on_demand_cost')::float8 AS "all on demand", (r ->> 'regret_low')::float8 AS "lost if low",
+          (r ->> 'regret_high')::float8 AS "lost if high", p.plan ->> 'currency' AS currency,
+          (r ->> 'break_even')::float8 AS "break-even", p.plan ->> 'to' AS until,
+          to_timestamp(p.made_ms / 1000) AS planned
+      {planned("LATERAL (SELECT p.plan -> 'reservation' AS r) reservation")} ORDER BY 1 LIMIT 100
+      """,
+        EXACT,
+        width=24,
+        height=5,
+        decimals=0,
+        overrides=(
+            *(column(name, unit="string") for name in ("pool", "currency", "until")),
+            column("break-even", unit=RATIO),
+            column("planned", unit="time:YYYY-MM-DD HH:mm", width=140),
+        ),
+    ),
+    table(
+        "Growth by team",
+        "Grown: the last 7 days over the 7 that ended so many days earlier. Grows: the last 7 of the days to come over "
+        "the last 7, with its band. In band: the part of past days whose demand was in such a band (80 % is right); "
+        f"a past of less than three periods is not judged. {AS_COMMAND}",
+        f"""
+      SELECT p.pool, o.team, (o.entry ->> 'gpus')::float8 AS "GPUs", (ahead ->> 'days')::int AS days,
+          (ahead ->> 'grown')::float8 AS grown, {planned_band("growth", "grows", "grows, low", "grows, high")},
+          {planned_band("gpu_hours", "GPU-hours", "GPU-hours, low", "GPU-hours, high")},
+          coalesce(round(100 * (ahead -> 'backtest' ->> 'covered')::numeric) || ' %', 'unjudged') AS "in band"
+      {planned(EACH_HORIZON)} ORDER BY p.pool, o.place, h.span LIMIT 400
+      """,
+        COUNT,
+        width=24,
+        height=10,
+        decimals=0,
+        overrides=(
+            *(column(name, unit="string") for name in ("pool", "team", "in band")),
+            column("GPUs", unit=EXACT, decimals=1),
+            *(column(name, unit=RATIO) for name in ("grown", "grows", "grows, low", "grows, high")),
+        ),
+    ),
+)
+
 BOARD = Board(
     "gpuledger-demand",
     "GPU Ledger / Demand and autoscaling",
-    "Held GPUs against capacity, waiting times, and a baseline for the coming two weeks. The models, with their bands "
-    "and back-tests, are `gpuledger forecast` and `gpuledger scale advise`.",
+    "Held GPUs against capacity, waiting times, a baseline for the coming two weeks, and the plan to the end of the "
+    "quarter. The models, with their bands and back-tests, are `gpuledger forecast` and `gpuledger scale advise`.",
     (datasource(), pool(), model()),
     (
         (
@@ -199,6 +302,7 @@ BOARD = Board(
                 ),
             ),
         ),
+        ("To the end of the quarter", PLANS),
         (
             "Forecasts and actual demand",
             (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -15,21 +14,14 @@ from gpuledger_collector.cli.common import FINDINGS, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, Row, emit, number
 from gpuledger_collector.cli.plan_forms import Page, hourly_rate, print_page
 from gpuledger_collector.cli.session import Session, open_session
-from gpuledger_collector.insight.plans.capacity import (
-    GROWTH_DAYS,
-    HIGH,
-    LIKELY,
-    LOW,
-    Outlook,
-    TooFewDays,
-)
+from gpuledger_collector.insight.plans.capacity import Band, Horizon, TooFewDays
 from gpuledger_collector.services.capacity_plan import (
     GivenRates,
     PricedPlan,
     SeveralPools,
     capacity_plan,
     history,
-    this_quarter,
+    quarter_ahead,
 )
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.scaling_advice import UnknownPool
@@ -122,7 +114,7 @@ def _planned_days(session: Session, period: str | None, end: str | None) -> Peri
     elif period is not None and end is None:
         days = time_range(period, None, None).resolve(session.calendar, session.now_ms)
     elif period is None:
-        days = this_quarter(session.calendar, session.now_ms)
+        days = quarter_ahead(session.calendar, session.now_ms)
     else:
         refuse("give one of --period and --to")
     if days.end_ms <= today.end_ms:
@@ -142,14 +134,13 @@ def measures(priced: PricedPlan) -> Iterator[Row]:
         return {"about": about, "name": name, "measure": measure, "unit": unit, **rounded, "judged": judged}
 
     plan, currency = priced.plan, priced.currency
-    pool = [("pool", priced.pool, plan.growth, plan.outlook)]
-    teams = [("team", row.team, row.growth, row.outlook) for row in plan.teams]
-    for about, name, growths, ahead in [*pool, *teams]:
-        if ahead is not None:
-            judged = "no" if ahead.judgment.covered is None else "yes"
-            yield line(about, name, "demand", "GPU-hours", *_band(ahead), judged=judged)
-        for span, growth in zip(GROWTH_DAYS, growths, strict=True):
-            yield line(about, name, f"growth over {span} days", "ratio", growth)
+    for about, entry in [("pool", plan.pool), *(("team", team) for team in plan.teams)]:
+        for ahead in (entry.plan, *entry.next):
+            judged = "" if ahead.backtest is None else "no" if ahead.backtest.covered is None else "yes"
+            where = (about, entry.name)
+            yield line(*where, f"demand of {ahead.days} days", "GPU-hours", *_values(ahead.gpu_hours), judged=judged)
+            yield line(*where, f"growth in {ahead.days} days", "ratio", *_values(ahead.growth), judged=judged)
+            yield line(*where, f"growth over {ahead.days} days", "ratio", ahead.grown)
     for point in plan.curve:
         gpus = str(point.gpus)
         yield line("capacity", gpus, "wait", "GPU-hours", point.wait_low, point.wait, point.wait_high)
@@ -157,88 +148,81 @@ def measures(priced: PricedPlan) -> Iterator[Row]:
         for way, label in WAYS.items():
             yield line("capacity", gpus, f"cost {label}", currency, getattr(point, way))
     if (advice := plan.reservation) is not None:
-        yield line("reservation", priced.pool, "GPUs", "GPU", advice.low, advice.gpus, advice.high)
-        yield line("reservation", priced.pool, "cost", currency, advice.cost)
-        yield line("reservation", priced.pool, "cost all on demand", currency, advice.on_demand_cost)
-        yield line("reservation", priced.pool, "regret", currency, advice.regret_low, None, advice.regret_high)
+        name = plan.pool.name
+        yield line("reservation", name, "GPUs", "GPU", advice.low, advice.gpus, advice.high)
+        yield line("reservation", name, "cost", currency, advice.cost)
+        yield line("reservation", name, "cost all on demand", currency, advice.on_demand_cost)
+        yield line("reservation", name, "regret", currency, advice.regret_low, None, advice.regret_high)
 
 
-def _band(ahead: Outlook) -> tuple[float, float, float]:
-    return ahead.gpu_hours(LOW), ahead.gpu_hours(LIKELY), ahead.gpu_hours(HIGH)
+def _values(band: Band | None) -> tuple[float | None, float | None, float | None]:
+    return (None, None, None) if band is None else (band.low, band.likely, band.high)
 
 
 def _page(priced: PricedPlan) -> Page:
-    plan, currency = priced.plan, priced.currency
-    days = len(plan.outlook.levels)
-    first, last = (format_date(plan.outlook.start_ms + offset * DAY_MS) for offset in (0, days - 1))
-    low, likely, high = _band(plan.outlook)
+    plan, days = priced.plan, len(priced.plan.days)
+    first, last = (format_date(plan.start_ms + offset * DAY_MS) for offset in (0, days - 1))
     rates = [
         f"{label} {UNKNOWN if rate is None else f'{rate:g} ({priced.sources[way]})'}"
         for way, label in WAYS.items()
         for rate in [getattr(plan.rates, way)]
     ]
-    growth = [f"{_percent(value)} over {span} days" for span, value in zip(GROWTH_DAYS, plan.growth, strict=True)]
-    hours = 24 * days
+    ahead = plan.pool.plan
+    # A pool has a plan only where its past is long enough for a band.
+    assert ahead.gpu_hours is not None
+    assert ahead.backtest is not None
+    demand = ahead.gpu_hours
+    low, likely, high = (value / days / 24 for value in (demand.low, demand.likely, demand.high))
     lines = [
-        ("demand", f"{likely:,.0f} GPU-hours, {low:,.0f} to {high:,.0f}"),
-        ("mean GPUs", f"{likely / hours:,.1f}, {low / hours:,.1f} to {high / hours:,.1f}"),
-        ("band", plan.outlook.judgment.sentence()),
-        ("growth", ", ".join(growth)),
-        (f"{currency} per GPU-hour", ", ".join(rates)),
+        ("demand", f"{demand.likely:,.0f} GPU-hours, {demand.low:,.0f} to {demand.high:,.0f}"),
+        ("mean GPUs", f"{likely:,.1f}, {low:,.1f} to {high:,.1f}"),
+        ("band", ahead.backtest.sentence()),
+        (f"{priced.currency} per GPU-hour", ", ".join(rates)),
         *_reservation_lines(priced),
     ]
-    teams = [
-        (
-            row.team,
-            UNKNOWN if row.gpus is None else f"{row.gpus:,.1f}",
-            *map(_percent, row.growth),
-            *((f"{value:,.0f}" for value in _band(row.outlook)) if row.outlook else (UNKNOWN,) * 3),
-            UNKNOWN if row.outlook is None else "no" if row.outlook.judgment.covered is None else "yes",
-        )
-        for row in plan.teams
+    header = ("", "GPUs", "days", "grown", "grows", "low", "high", "GPU-hours", "low", "high", "in band")
+    rows = [
+        (name, gpus, *_horizon_cells(ahead))
+        for entry in (plan.pool, *plan.teams)
+        for place, ahead in enumerate((*entry.next, entry.plan))
+        for name, gpus in [("", "") if place else (entry.name, _number(entry.gpus, ",.1f"))]
     ]
-    spans = [f"{span} days" for span in GROWTH_DAYS]
-    return Page(
-        f"capacity of pool {priced.pool!r} from {first} to {last}, {days} days; an estimate, never a bill",
-        lines,
-        _record(priced),
-        ("team", "GPUs", *spans, "GPU-hours low", "likely", "high", "judged"),
-        teams,
-        _notes(priced),
-        _curve_table(priced),
-    )
+    title = f"capacity of pool {plan.pool.name!r} from {first} to {last}, {days} days; an estimate, never a bill"
+    return Page(title, lines, priced.record(), header, rows, _notes(priced), _curve_table(priced))
 
 
-def _reservation_lines(priced: PricedPlan) -> list[tuple[str, str]]:
+def _horizon_cells(ahead: Horizon) -> Iterator[str]:
+    low, likely, high = _values(ahead.growth)
+    yield f"{ahead.days}"
+    yield from (_number(value, "+.0%") for value in (ahead.grown, likely, low, high))
+    low, likely, high = _values(ahead.gpu_hours)
+    yield from (_number(value) for value in (likely, low, high))
+    covered = None if ahead.backtest is None else ahead.backtest.covered
+    yield "unjudged" if covered is None else f"{covered:.0%}"
+
+
+def _reservation_lines(priced: PricedPlan) -> Iterator[tuple[str, str]]:
     advice, currency = priced.plan.reservation, priced.currency
     if advice is None:
-        return [("to reserve", "unknown without both an on-demand and a reserved rate")]
-    lines = [
-        (
-            "to reserve",
-            f"{advice.gpus:,} GPUs with the rest on demand: {advice.cost:,.0f} {currency}, all on demand "
-            f"{advice.on_demand_cost:,.0f}",
-        ),
-        ("if demand is low", f"{advice.low:,} would be best: {advice.regret_low:,.0f} {currency} lost"),
-        ("if it is high", f"{advice.high:,} would be best: {advice.regret_high:,.0f} {currency} lost"),
-    ]
-    if priced.committed:
-        lines.append(("committed now", f"{priced.committed:,} GPUs, which the number to reserve includes"))
-    return lines
+        yield "to reserve", "unknown without both an on-demand and a reserved rate"
+        return
+    cost, on_demand = _number(advice.cost), _number(advice.on_demand_cost)
+    yield "to reserve", f"{advice.gpus:,} GPUs with the rest on demand: {cost} {currency}, all on demand {on_demand}"
+    yield "if demand is low", f"{advice.low:,} would be best: {_number(advice.regret_low)} {currency} lost"
+    yield "if it is high", f"{advice.high:,} would be best: {_number(advice.regret_high)} {currency} lost"
+    if priced.committed_gpus:
+        yield "committed now", f"{priced.committed_gpus:,} GPUs, which the number to reserve includes"
 
 
 def _curve_table(priced: PricedPlan) -> list[tuple[str, ...]]:
-    def money(value: float | None) -> str:
-        return UNKNOWN if value is None else f"{value:,.0f}"
-
-    waits = ("wait", "wait low", "wait high")
-    header = ("GPUs at most", *waits, *(f"{label} {priced.currency}" for label in WAYS.values()), "wait on spot")
+    labels = (f"{label} {priced.currency}" for label in WAYS.values())
+    header = ("GPUs at most", "wait", "wait low", "wait high", *labels, "wait on spot")
     rows = [
         (
             f"{point.gpus:,}",
-            *(f"{value:,.1f}" for value in (point.wait, point.wait_low, point.wait_high)),
-            *(money(getattr(point, way)) for way in WAYS),
-            f"{point.wait_spot:,.1f}",
+            *(_number(value, ",.1f") for value in (point.wait, point.wait_low, point.wait_high)),
+            *(_number(getattr(point, way)) for way in WAYS),
+            _number(point.wait_spot, ",.1f"),
         )
         for point in priced.plan.curve
     ]
@@ -249,7 +233,9 @@ def _notes(priced: PricedPlan) -> list[str]:
     rates = priced.plan.rates
     return [
         "low and high: every day at its 0.1 and its 0.9 quantile, so that totals are rarely outside",
-        "growth: mean of the last 7 days over that of the 7 days so many days earlier; - is unknown",
+        "grown: mean of the last 7 days over that of the 7 days so many days earlier; grows: the last 7 of the days "
+        "ahead over the last 7 days; - is unknown",
+        "in band: days of past periods of this length whose demand was between low and high (80 % is right)",
         "teams by the GPUs that they hold; what waits in queues is in the demand of the pool alone",
         "wait: GPU-hours of demand above the capacity; reserved GPUs are paid in every hour, the others follow demand",
         f"spot: {plural(f'{rates.interruptions:g}', 'interruption')} a GPU and day, so that an hour of work takes "
@@ -257,36 +243,5 @@ def _notes(priced: PricedPlan) -> list[str]:
     ]
 
 
-def _record(priced: PricedPlan) -> dict[str, Any]:
-    plan = priced.plan
-
-    def ahead(entry: Outlook | None) -> dict[str, Any] | None:
-        if entry is None:
-            return None
-        band = dict(zip(("low", "likely", "high"), _band(entry), strict=True))
-        return {"gpu_hours": band, "backtest": asdict(entry.judgment), "verdict": entry.judgment.sentence()}
-
-    def growths(values: tuple[float | None, ...]) -> dict[str, float | None]:
-        return {f"{span}d": value for span, value in zip(GROWTH_DAYS, values, strict=True)}
-
-    end_ms = plan.outlook.start_ms + len(plan.outlook.levels) * DAY_MS
-    return {
-        "pool": priced.pool,
-        "from": format_date(plan.outlook.start_ms),
-        "to": format_date(end_ms),
-        "currency": priced.currency,
-        "demand": ahead(plan.outlook),
-        "growth": growths(plan.growth),
-        "teams": [
-            {"team": row.team, "gpus": row.gpus, "growth": growths(row.growth), "demand": ahead(row.outlook)}
-            for row in plan.teams
-        ],
-        "rates": {**asdict(plan.rates), "sources": dict(priced.sources)},
-        "curve": [asdict(point) for point in plan.curve],
-        "reservation": None if plan.reservation is None else asdict(plan.reservation),
-        "committed_gpus": priced.committed,
-    }
-
-
-def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:+.0%}"
+def _number(value: float | None, form: str = ",.0f") -> str:
+    return UNKNOWN if value is None else format(value, form)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period, format_date, parse_period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period, format_date
 from gpuledger_collector.insight.plans.capacity import CapacityPlan, Rates, TooFewDays, plan_capacity
 from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.series import Series
@@ -18,6 +20,7 @@ from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import commitments
 from gpuledger_collector.storage.capacity import scaling
 from gpuledger_collector.storage.capacity.demand import demand, held_by_teams
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 HISTORY_DAYS = 400
@@ -33,25 +36,39 @@ class SeveralPools(LookupError):
 
 @dataclass(frozen=True)
 class GivenRates:
-    """Rates that replace those of the price book, by way of buying, and the assumed interruptions of a spot GPU."""
+    """Rates that replace those of the price book, by way of buying, and the assumed interruptions of a spot GPU a day.
 
-    per_gpu_hour: Mapping[str, Decimal]
-    currency: str | None
-    interruptions: float
+    `currency` None: that of the price book.
+    """
+
+    per_gpu_hour: Mapping[str, Decimal] = field(default_factory=dict)
+    currency: str | None = None
+    interruptions: float = 1.0
 
 
 @dataclass(frozen=True)
 class PricedPlan:
     """The plan of a pool, the currency of its costs, and where each rate comes from ("": not known).
 
-    `committed` are the GPUs of commitments in force that name the pool.
+    `committed_gpus` are those of commitments in force that name the pool.
     """
 
-    pool: str
     plan: CapacityPlan
     currency: str
     sources: Mapping[str, str]
-    committed: int
+    committed_gpus: int
+
+    def record(self) -> dict[str, Any]:
+        """The plan as JSON: what the command prints and the demand board shows."""
+        bounds_ms = self.plan.start_ms, self.plan.start_ms + len(self.plan.days) * DAY_MS
+        dates = zip(("from", "to"), map(format_date, bounds_ms), strict=True)
+        return {
+            **dict(dates),
+            **asdict(self.plan),
+            "currency": self.currency,
+            "sources": dict(self.sources),
+            "committed_gpus": self.committed_gpus,
+        }
 
 
 def history(now_ms: int) -> Period:
@@ -60,10 +77,12 @@ def history(now_ms: int) -> Period:
     return Period(end_ms - HISTORY_DAYS * DAY_MS, end_ms)
 
 
-def this_quarter(calendar: Calendar, now_ms: int) -> Period:
-    """The quarter of the billing calendar that holds an instant."""
-    year, month = calendar.month_of(now_ms).split("-")
-    return calendar.named(parse_period(f"{year}-Q{(int(month) + 2) // 3}"))
+def quarter_ahead(calendar: Calendar, now_ms: int) -> Period:
+    """The quarter that holds tomorrow: of the fiscal year where one is declared, else of the calendar year."""
+    year, month = map(int, calendar.month_of(calendar.day_of(now_ms).end_ms).split("-"))
+    first = 12 * year + month - 1 - (month - (calendar.fiscal_month or 1)) % 3
+    start, end = (calendar.month(f"{at // 12}-{at % 12 + 1:02}").start_ms for at in (first, first + 3))
+    return Period(start, end)
 
 
 def capacity_plan(
@@ -73,62 +92,67 @@ def capacity_plan(
 
     Raises UnknownPool, SeveralPools, TooFewDays.
     """
+    pools = [series for series in _pools(connection, now_ms) if pool in {None, series.name}]
+    if not pools:
+        raise UnknownPool(pool or "")
+    if len(pools) > 1:
+        raise SeveralPools(f"there are several pools: {', '.join(repr(series.name) for series in pools)}")
+    return _plan(connection, now_ms, pools[0], period, given)
+
+
+def plans_of_pools(connection: Connection, now_ms: int) -> Iterator[PricedPlan]:
+    """Plan every pool with a long enough past to the end of this quarter, as `gpuledger plan capacity` does."""
+    period = quarter_ahead(zones.calendar(connection), now_ms)
+    for series in _pools(connection, now_ms):
+        with contextlib.suppress(TooFewDays):
+            yield _plan(connection, now_ms, series, period, GivenRates())
+
+
+def _pools(connection: Connection, now_ms: int) -> list[Series]:
     past = history(now_ms)
-    series = _pool(demand(connection, past.start_ms, past.end_ms, "pool"), pool)
-    _require_recent(series, now_ms)
-    rates, currency, sources = _rates(connection, series.name, now_ms, given)
-    teams = held_by_teams(connection, past.start_ms, past.end_ms, series.name)
-    start_ms = max(period.start_ms, now_ms // DAY_MS * DAY_MS)
-    plan = plan_capacity(series, teams, start_ms, period.end_ms, rates)
-    committed = sum(each.gpus for each in _in_force(connection, series.name, now_ms))
-    return PricedPlan(series.name, plan, currency, sources, committed)
+    return demand(connection, past.start_ms, past.end_ms, "pool")
 
 
-def _pool(pools: Sequence[Series], name: str | None) -> Series:
-    chosen = [series for series in pools if name in {None, series.name}]
-    if not chosen:
-        raise UnknownPool(name or "")
-    if len(chosen) > 1:
-        raise SeveralPools(f"there are several pools: {', '.join(repr(series.name) for series in chosen)}")
-    return chosen[0]
-
-
-def _require_recent(series: Series, now_ms: int) -> None:
-    known = np.flatnonzero(np.isfinite(series.values))
-    last_ms = series.start_ms + int(known[-1]) * series.step_ms if len(known) else series.start_ms
+def _plan(connection: Connection, now_ms: int, pool: Series, period: Period, given: GivenRates) -> PricedPlan:
+    known = np.flatnonzero(np.isfinite(pool.values))
+    last_ms = pool.start_ms + int(known[-1]) * pool.step_ms if len(known) else pool.start_ms
     if not len(known) or now_ms - last_ms > STALE_DAYS * DAY_MS:
-        raise TooFewDays(f"the demand of {series.name!r} is unknown since {format_date(last_ms)}: nothing to plan from")
-
-
-def _rates(connection: Connection, pool: str, now_ms: int, given: GivenRates) -> tuple[Rates, str, dict[str, str]]:
-    """Rates by way of buying: given, else the price book's, else (reserved) that of the pool's commitments."""
-    known = {
-        purchase: (scaling.rate(connection, pool, now_ms, purchase), "price book")
-        for purchase in PURCHASES
-        if purchase not in given.per_gpu_hour
-    }
-    if "reserved" in known and known["reserved"][0] is None:
-        known["reserved"] = (_committed_rate(connection, pool, now_ms), "commitments")
-    currencies = [rate.currency for rate, _ in known.values() if rate is not None]
-    currency = given.currency or next(iter(currencies), DEFAULT_CURRENCY)
-    values: dict[str, float | None] = {name: float(rate) for name, rate in given.per_gpu_hour.items()}
-    sources = dict.fromkeys(given.per_gpu_hour, "given")
-    for purchase, (rate, source) in known.items():
-        # Another currency is no number here: plans do not convert.
-        usable = rate is not None and rate.currency == currency
-        values[purchase] = float(rate.per_gpu_hour) if rate is not None and usable else None
-        sources[purchase] = source if usable else ""
-    return Rates(**values, interruptions=given.interruptions), currency, sources
-
-
-def _in_force(connection: Connection, pool: str, now_ms: int) -> list[Commitment]:
+        raise TooFewDays(f"the demand of {pool.name!r} is unknown since {format_date(last_ms)}: nothing to plan from")
+    past = history(now_ms)
+    teams = held_by_teams(connection, past.start_ms, past.end_ms, pool.name)
     every = commitments.current(connection)
-    return [each for each in every if each.pool == pool and each.starts_ms <= now_ms < each.ends_ms]
+    in_force = [each for each in every if each.pool == pool.name and each.starts_ms <= now_ms < each.ends_ms]
+    rates, currency, sources = _rates(connection, pool.name, now_ms, given, in_force)
+    start_ms = max(period.start_ms, now_ms // DAY_MS * DAY_MS)
+    plan = plan_capacity(pool, teams, start_ms, period.end_ms, rates)
+    return PricedPlan(plan, currency, sources, sum(each.gpus for each in in_force))
 
 
-def _committed_rate(connection: Connection, pool: str, now_ms: int) -> GpuHourRate | None:
-    """Cost of this hour of the commitments in force that name the pool, per GPU; None without, or in two currencies."""
-    in_force = _in_force(connection, pool, now_ms)
+def _rates(
+    connection: Connection, pool: str, now_ms: int, given: GivenRates, in_force: Sequence[Commitment]
+) -> tuple[Rates, str, dict[str, str]]:
+    """Rates by way of buying: given, else the price book's, else (reserved) that of the pool's commitments."""
+    offers = {}
+    for purchase in PURCHASES:
+        if purchase not in given.per_gpu_hour:
+            rate, source = scaling.rate(connection, pool, now_ms, purchase), "price book"
+            if rate is None and purchase == "reserved":
+                rate, source = _committed_rate(in_force, now_ms), "commitments"
+            if rate is not None:
+                offers[purchase] = rate, source
+    currency = given.currency or next((rate.currency for rate, _ in offers.values()), DEFAULT_CURRENCY)
+    known = {name: (float(rate), "given") for name, rate in given.per_gpu_hour.items()}
+    # Another currency is no number here: plans do not convert.
+    known |= {
+        name: (float(rate.per_gpu_hour), source) for name, (rate, source) in offers.items() if rate.currency == currency
+    }
+    on_demand, reserved, spot = (known.get(name, (None, ""))[0] for name in PURCHASES)
+    sources = {name: known.get(name, (None, ""))[1] for name in PURCHASES}
+    return Rates(on_demand, reserved, spot, given.interruptions), currency, sources
+
+
+def _committed_rate(in_force: Sequence[Commitment], now_ms: int) -> GpuHourRate | None:
+    """Cost of this hour of commitments, per GPU; None without, or in two currencies."""
     gpus = sum(each.gpus for each in in_force)
     if not gpus or len({each.currency for each in in_force}) > 1:
         return None

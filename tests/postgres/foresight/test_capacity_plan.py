@@ -6,9 +6,14 @@ import io
 import json
 
 import pytest
+from psycopg.rows import dict_row
 
+from fakes.boards import BOARDS, SPAN, asked, chosen
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
-from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.period import Calendar, format_date, format_instant
+from gpuledger_collector.jobs.store_capacity_plans import store_capacity_plans
+from gpuledger_collector.services.capacity_plan import quarter_ahead
+from gpuledger_collector.storage.database import Database
 
 DAYS = 49
 START = OCTOBER + 50 * DAY - DAYS * DAY
@@ -62,15 +67,22 @@ def test_the_plan_of_a_quarter(run, usage):
         price(run, purchase, rate)
     answer = plan(run)
     assert (answer["from"], answer["to"], answer["currency"]) == ("2025-11-20", "2026-01-01", "USD")
-    assert answer["rates"]["sources"] == dict.fromkeys(("on_demand", "reserved", "spot"), "price book")
+    assert answer["sources"] == dict.fromkeys(("on_demand", "reserved", "spot"), "price book")
     assert answer["reservation"]["gpus"] == 16
-    assert answer["demand"]["gpu_hours"]["likely"] == pytest.approx(42 * 24 * 20, rel=0.1)
-    assert answer["demand"]["backtest"]["covered"] is None
-    assert answer["demand"]["verdict"].startswith("unjudged: ")
+    assert answer["pool"]["plan"]["gpu_hours"]["likely"] == pytest.approx(42 * 24 * 20, rel=0.1)
+    assert answer["pool"]["plan"]["backtest"]["covered"] is None
+    assert [ahead["days"] for ahead in answer["pool"]["next"]] == [7, 30, 90]
+    assert [ahead["backtest"]["covered"] is None for ahead in answer["pool"]["next"]] == [False, True, True]
+    assert len(answer["days"]) == 42
     vision, speech = answer["teams"]
-    assert (vision["team"], vision["gpus"], vision["growth"]) == ("vision", 16.0, {"7d": 0.0, "30d": 0.0, "90d": None})
-    assert (speech["team"], speech["gpus"], speech["growth"]["30d"]) == ("speech", 4.0, None)
-    assert speech["demand"]["gpu_hours"]["likely"] == pytest.approx(42 * 24 * 4)
+    assert (vision["name"], vision["gpus"], [ahead["grown"] for ahead in vision["next"]]) == (
+        "vision",
+        16.0,
+        [0, 0, None],
+    )
+    assert vision["next"][1]["growth"] == {"low": 0.0, "likely": 0.0, "high": 0.0}
+    assert (speech["name"], speech["gpus"], speech["next"][1]["grown"]) == ("speech", 4.0, None)
+    assert speech["plan"]["gpu_hours"]["likely"] == pytest.approx(42 * 24 * 4)
     first, *_, last = answer["curve"]
     assert first["gpus"] == 16
     assert last["wait"] < first["wait"]
@@ -81,9 +93,10 @@ def test_a_short_period_is_judged_and_options_replace_the_book(run, usage):
     usage()
     price(run, "on_demand", "2")
     answer = plan(run, "--to", "2025-11-27", "--reserved-rate", "1.1", "--spot-rate", "0.5", "--spot-interruptions", 6)
-    assert answer["demand"]["backtest"]["days"] == 7
-    assert answer["demand"]["verdict"].startswith("judged on 3 periods of 7 days: ")
-    assert answer["rates"]["sources"] == {"on_demand": "price book", "reserved": "given", "spot": "given"}
+    backtest = answer["pool"]["plan"]["backtest"]
+    assert (backtest["days"], backtest["periods"]) == (7, 3)
+    assert 0 <= backtest["covered"] <= 1
+    assert answer["sources"] == {"on_demand": "price book", "reserved": "given", "spot": "given"}
     assert (answer["rates"]["reserved"], answer["rates"]["interruptions"]) == (1.1, 6.0)
     other = plan(run, "--reserved-rate", "1.1", "--currency", "EUR")
     assert (other["rates"]["on_demand"], other["reservation"], other["currency"]) == (None, None, "EUR")
@@ -103,7 +116,7 @@ def test_commitments_give_the_reserved_rate_and_are_counted(run, usage, tmp_path
     assert code == 0, error
     answer = plan(run)
     assert answer["rates"]["reserved"] == pytest.approx(0.6)
-    assert (answer["rates"]["sources"]["reserved"], answer["committed_gpus"]) == ("commitments", 4)
+    assert (answer["sources"]["reserved"], answer["committed_gpus"]) == ("commitments", 4)
     _, text, _ = run(*LINE)
     assert "committed now" in text
 
@@ -120,9 +133,11 @@ def test_table_and_csv_have_the_same_numbers(run, usage):
     rows = {(row["about"], row["name"], row["measure"]): row for row in csv.DictReader(io.StringIO(table))}
     assert rows["reservation", "train", "GPUs"]["likely"] == "16"
     assert rows["capacity", "16", "cost spot"]["likely"] == ""
+    assert "unjudged: the past allows a back-test of 0 periods of 42 days, and 3 are needed" in text
     assert rows["team", "vision", "growth over 30 days"]["likely"] == "0.0"
+    assert rows["team", "vision", "growth in 7 days"]["judged"] == "yes"
     assert rows["team", "vision", "growth over 90 days"]["likely"] == ""
-    assert rows["pool", "train", "demand"]["judged"] == "no"
+    assert rows["pool", "train", "demand of 42 days"]["judged"] == "no"
 
 
 def test_teams_of_other_pools_do_not_count(run, usage):
@@ -167,3 +182,74 @@ def test_a_pool_that_nobody_reports_any_more_has_no_plan(run, tmp_path):
     assert run("import", "usage", file)[0] == 0
     code, _, error = run(*LINE)
     assert (code, "the demand of 'train' is unknown since 2025-11-09: nothing to plan from" in error) == (1, True)
+
+
+def shown(connection, title):
+    """Rows of a panel of the demand board, every pool chosen."""
+    (panel,) = (one for one in asked("demand", chosen(BOARDS["demand"], {}, "all"), SPAN) if one.title == title)
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(panel.sql.encode()).fetchall()
+
+
+def test_the_board_shows_what_the_command_prints(run, usage, dsn):
+    """Every number of the four panels is that of the command for each pool; a pool without a plan has no rows."""
+    usage()
+    usage("serve")
+    usage("young", days=20)
+    for purchase, rate in (("on_demand", "2"), ("reserved", "1.2")):
+        price(run, purchase, rate)
+    store = Database(dsn)
+    plans = [json.loads(run("plan", "capacity", "--pool", pool, "--format", "json")[1]) for pool in ("serve", "train")]
+    assert [store_capacity_plans(store, NOW_MS) for _ in range(2)] == [2, 2]
+    with store.connect() as connection:
+        days = shown(connection, "Demand to the end of the quarter")
+        curve = shown(connection, "Cost of capacity against wait")
+        reserve = shown(connection, "How many to reserve")
+        growth = shown(connection, "Growth by team")
+    by_day = [(row["time"].date().isoformat(), row["metric"], pytest.approx(row["gpus"])) for row in days]
+    assert (by_day[0][0], by_day[-1][0]) == ("2025-11-20", "2025-12-31")
+    assert [value for _, name, value in by_day if name == "low"] == [
+        sum(bands) for bands in zip(*([day["low"] for day in plan["days"]] for plan in plans), strict=True)
+    ]
+    points = [(plan["pool"]["name"], point) for plan in plans for point in plan["curve"]]
+    assert [(row["capacity"], row["on demand"], row["reserved"], row["spot"]) for row in curve] == [
+        (
+            f"{pool}: {point['gpus']} GPUs, {point['wait']:.0f} h wait",
+            *map(point.get, ("on_demand", "reserved", "spot")),
+        )
+        for pool, point in points
+    ]
+    serve, train = reserve
+    assert (serve["reserve"], serve["currency"]) == (None, "USD")
+    advice = plans[1]["reservation"]
+    keys = {"reserve": "gpus", "if low": "low", "if high": "high", "cost": "cost", "all on demand": "on_demand_cost"}
+    keys |= {"lost if low": "regret_low", "lost if high": "regret_high", "break-even": "break_even"}
+    assert {name: train[name] for name in keys} == {name: advice[key] for name, key in keys.items()}
+    assert [tuple(row.values()) for row in growth] == [cells for plan in plans for cells in growth_cells(plan)]
+
+
+def growth_cells(plan):
+    """The rows of a plan in the board's table."""
+    for team, entry in [("(all)", plan["pool"]), *((team["name"], team) for team in plan["teams"])]:
+        for ahead in (*entry["next"], entry["plan"]):
+            bands = [
+                (ahead[name] or {}).get(key) for name in ("growth", "gpu_hours") for key in ("likely", "low", "high")
+            ]
+            covered = (ahead["backtest"] or {}).get("covered")
+            judged = "unjudged" if covered is None else f"{100 * covered:.0f} %"
+            yield plan["pool"]["name"], team, entry["gpus"], ahead["days"], ahead["grown"], *bands, judged
+
+
+@pytest.mark.parametrize(
+    ("begins", "ahead", "first", "last"),
+    [
+        (None, 0, "2025-10-01", "2026-01-01"),
+        (None, 41, "2026-01-01", "2026-04-01"),
+        (2, 0, "2025-11-01", "2026-02-01"),
+        (12, 0, "2025-09-01", "2025-12-01"),
+    ],
+)
+def test_the_quarter_is_that_of_the_fiscal_year(begins, ahead, first, last):
+    """Where one is declared, else that of the calendar; on its last day it is the next one."""
+    quarter = quarter_ahead(Calendar(fiscal_month=begins), NOW_MS + ahead * DAY)
+    assert (format_date(quarter.start_ms), format_date(quarter.end_ms)) == (first, last)

@@ -27,10 +27,11 @@ MIN_DAYS = 24
 """Fewer known days give no band."""
 LEARNED_PART = 3
 """A band is learned as far ahead as a third of the known days; beyond, it widens with the square root of time."""
-MIN_PERIODS = 3
-"""Periods as long as the plan, one after the other, that a back-test needs."""
+MIN_PERIODS, MAX_PERIODS = 3, 12
+"""Periods as long as a forecast, one after the other, that its back-test needs, and the latest ones that it uses."""
 SHAPE_DAYS = 28
-GROWTH_DAYS = (7, 30, 90)
+SPANS = (7, 30, 90)
+"""Days over which growth is told, behind and ahead."""
 WEEK = 7
 MIN_WEEK_DAYS = 4
 CURVE_SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -43,8 +44,22 @@ class TooFewDays(Exception):
 
 
 @dataclass(frozen=True)
-class Judgment:
-    """A back-test over past periods as long as the plan.
+class Band:
+    """The quantiles 0.1, 0.5 and 0.9."""
+
+    low: float
+    likely: float
+    high: float
+
+
+def band(quantiles: Floats) -> Band:
+    """Pick the band from a value for each of QUANTILES."""
+    return Band(*(float(quantiles[at]) for at in (LOW, LIKELY, HIGH)))
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Past periods as long as a forecast, each forecast from the days before it.
 
     `covered` is the share of days inside the band, `skill` is 1 - loss / loss of persistence; both None: unjudged.
     """
@@ -65,17 +80,27 @@ class Judgment:
 
 
 @dataclass(frozen=True)
+class Horizon:
+    """Demand over `days` to come, and growth over as many days; None where the past is too short to know.
+
+    `grown` compares the last week with the week that ended so many days earlier, `growth` the last week ahead with it.
+    """
+
+    days: int
+    grown: float | None
+    growth: Band | None = None
+    gpu_hours: Band | None = None
+    backtest: Backtest | None = None
+
+
+@dataclass(frozen=True)
 class Outlook:
-    """Demand of each day of a plan: `levels[d, k]` is quantile QUANTILES[k] of the mean GPUs of day d."""
+    """A pool, or a team in it: mean GPUs of the last week, and demand over the plan and the days of SPANS."""
 
-    series: str
-    start_ms: int
-    levels: Floats
-    judgment: Judgment
-
-    def gpu_hours(self, quantile: int) -> float:
-        """GPU-hours of the plan if every day has this quantile."""
-        return float(self.levels[:, quantile].sum() * DAY_HOURS)
+    name: str
+    gpus: float | None
+    plan: Horizon
+    next: Sequence[Horizon]
 
 
 def _by_day(hours: Series) -> tuple[int, Floats]:
@@ -104,49 +129,34 @@ def hour_shapes(hours: Series) -> Floats:
     return np.asarray(np.nan_to_num(table[usable] / means[usable, None], nan=1.0))
 
 
-def outlook(days: Series, start_ms: int, end_ms: int) -> Outlook:
-    """Forecast the days from `start_ms` on that begin before `end_ms`; those that are known already are left out.
-
-    Raises TooFewDays.
-    """
-    if days.known < MIN_DAYS:
-        raise TooFewDays(
-            f"{days.name!r} has {plural(days.known, 'known day')} of demand: a plan needs {MIN_DAYS} at least"
-        )
-    first_ms = days.end_ms + DAY_MS
-    horizon = -((first_ms - end_ms) // DAY_MS)
-    levels = _levels(days, horizon)
-    skipped = max(0, (start_ms - first_ms) // DAY_MS)
-    return Outlook(days.name, first_ms + skipped * DAY_MS, levels[skipped:], judge(days, horizon))
-
-
-def _levels(days: Series, horizon: int, method: str = "analog") -> Floats:
-    """Quantiles (horizon, Q) of the days after the last one."""
-    reach = min(horizon, days.known // LEARNED_PART)
-    (result,) = forecast([days], reach, QUANTILES, method)
+def day_levels(days: Series, reach: int, method: str = "analog") -> Floats:
+    """Forecast the quantiles (reach, Q) of mean GPUs on the days after the last one."""
+    learned = min(reach, days.known // LEARNED_PART)
+    (result,) = forecast([days], learned, QUANTILES, method)
     middle = result.values[-1, LIKELY]
-    factor = np.sqrt(np.arange(reach + 1, horizon + 1) / reach)
+    factor = np.sqrt(np.arange(learned + 1, reach + 1) / learned)
     beyond = middle + factor[:, None] * (result.values[-1] - middle)[None, :]
     return np.concatenate([result.values, np.maximum(beyond, 0.0)])
 
 
-def judge(days: Series, horizon: int) -> Judgment:
-    """Back-test the band on the last periods of `horizon` days, each forecast from the days before it alone."""
-    inside, losses, periods = [], [], 0
-    for origin in range(len(days.values) - horizon, max(horizon, MIN_DAYS) - 1, -horizon):
-        past, actual = days.until(origin), days.values[origin : origin + horizon]
+def judge(days: Series, reach: int) -> Backtest:
+    """Back-test the band on the last periods of `reach` days, each forecast from the days before it alone."""
+    inside, losses = [], []
+    for origin in range(len(days.values) - reach, max(reach, MIN_DAYS) - 1, -reach):
+        past, actual = days.until(origin), days.values[origin : origin + reach]
         known = np.isfinite(actual)
         if past.known < MIN_DAYS or not known.any():
             continue
-        periods += 1
-        levels = _levels(past, horizon)
+        levels = day_levels(past, reach)
         inside += list((levels[known, LOW] - 1e-9 <= actual[known]) & (actual[known] <= levels[known, HIGH] + 1e-9))
-        pairs = (levels, _levels(past, horizon, "persistence"))
-        losses.append([quantile_loss(actual, values, np.asarray(QUANTILES)) for values in pairs])
-    if periods < MIN_PERIODS:
-        return Judgment(horizon, periods)
+        pair = (levels, day_levels(past, reach, "persistence"))
+        losses.append([quantile_loss(actual, values, np.asarray(QUANTILES)) for values in pair])
+        if len(losses) == MAX_PERIODS:
+            break
+    if len(losses) < MIN_PERIODS:
+        return Backtest(reach, len(losses))
     own, naive = np.sum(losses, axis=0)
-    return Judgment(horizon, periods, float(np.mean(inside)), float(1 - own / naive) if naive > 0 else None)
+    return Backtest(reach, len(losses), float(np.mean(inside)), float(1 - own / naive) if naive > 0 else None)
 
 
 def week_mean(days: Series, ago: int = 0) -> float | None:
@@ -157,13 +167,32 @@ def week_mean(days: Series, ago: int = 0) -> float | None:
     return float(known.mean()) if len(known) >= MIN_WEEK_DAYS else None
 
 
-def growth(days: Series, span: int) -> float | None:
-    """Return growth of the last week over the week that ended `span` days earlier, as a ratio of that one.
+def horizon(days: Series, reach: int, skipped: int = 0) -> Horizon:
+    """Return demand over the next `reach` days without the first `skipped`."""
+    now, before = week_mean(days), week_mean(days, reach)
+    grown = None if now is None or not before else now / before - 1
+    if days.known < MIN_DAYS:
+        return Horizon(reach - skipped, grown)
+    levels = day_levels(days, reach)[skipped:]
+    return Horizon(
+        days=len(levels),
+        grown=grown,
+        growth=band(levels[-WEEK:].mean(axis=0) / now - 1) if now else None,
+        gpu_hours=band(levels.sum(axis=0) * DAY_HOURS),
+        backtest=judge(days, reach),
+    )
 
-    None where either is unknown, or where the earlier week had no demand.
-    """
-    last, before = week_mean(days), week_mean(days, span)
-    return None if last is None or not before else last / before - 1
+
+def ahead(days: Series, start_ms: int, end_ms: int) -> tuple[int, int]:
+    """Count the days after the last one that begin before `end_ms`, and those of them that begin before `start_ms`."""
+    first_ms = days.end_ms + DAY_MS
+    return -((first_ms - end_ms) // DAY_MS), max(0, (start_ms - first_ms) // DAY_MS)
+
+
+def outlook(days: Series, start_ms: int, end_ms: int) -> Outlook:
+    """Return the outlook of a pool or a team; with too short a past it has its past growth alone."""
+    plan = horizon(days, *ahead(days, start_ms, end_ms))
+    return Outlook(days.name, week_mean(days), plan, [horizon(days, span) for span in SPANS])
 
 
 @dataclass(frozen=True)
@@ -183,10 +212,10 @@ class Scenarios:
         return float(gpus.sum() * self.weight / gpus.shape[1])
 
 
-def scenarios(plan: Outlook, shapes: Floats) -> Scenarios:
-    """Spread the days of a plan over the hours, by each of the shapes."""
-    gpus = plan.levels[:, None, :] * shapes.reshape(-1)[None, :, None]
-    return Scenarios(gpus.reshape(-1, plan.levels.shape[1]), 1 / len(shapes))
+def scenarios(levels: Floats, shapes: Floats) -> Scenarios:
+    """Spread days (days, Q) over the hours, by each of the shapes."""
+    gpus = levels[:, None, :] * shapes.reshape(-1)[None, :, None]
+    return Scenarios(gpus.reshape(-1, levels.shape[1]), 1 / len(shapes))
 
 
 @dataclass(frozen=True)
@@ -278,72 +307,47 @@ def reservation(demand: Scenarios, rates: Rates) -> Reservation | None:
     break_even, on_demand = rates.reserved / rates.on_demand, rates.on_demand
 
     def money(gpus: Floats, count: int) -> float:
-        columns = 1 if gpus.ndim == 1 else gpus.shape[1]
-        return cost(gpus.ravel(), count, break_even) * demand.weight / columns * on_demand
-
-    def best_and_regret(quantile: int) -> tuple[int, float]:
-        path = demand.gpus[:, quantile]
-        count = newsvendor(path, break_even)
-        return count, max(0.0, money(path, best) - money(path, count))
+        return on_demand * cost(gpus.ravel(), count, break_even) * demand.weight / len(gpus[0])
 
     best = newsvendor(demand.gpus.ravel(), break_even)
-    (low, regret_low), (high, regret_high) = best_and_regret(LOW), best_and_regret(HIGH)
-    return Reservation(
-        gpus=best,
-        low=low,
-        high=high,
-        break_even=break_even,
-        cost=money(demand.gpus, best),
-        on_demand_cost=money(demand.gpus, 0),
-        regret_low=regret_low,
-        regret_high=regret_high,
-    )
-
-
-@dataclass(frozen=True)
-class TeamOutlook:
-    """A team in the pool: GPUs held in the last week, growth by GROWTH_DAYS, and what it will hold if that is known."""
-
-    team: str
-    gpus: float | None
-    growth: tuple[float | None, ...]
-    outlook: Outlook | None
-
-
-def team_outlooks(teams: Sequence[Series], start_ms: int, end_ms: int) -> list[TeamOutlook]:
-    """Outlooks of teams from their hours, largest first; a team with too short a past has its growth alone."""
-    rows = []
-    for hours in teams:
-        days = daily_means(hours)
-        try:
-            plan = outlook(days, start_ms, end_ms) if len(days.values) else None
-        except TooFewDays:
-            plan = None
-        rows.append(TeamOutlook(hours.name, week_mean(days), tuple(growth(days, span) for span in GROWTH_DAYS), plan))
-    return sorted(rows, key=lambda row: (-(row.gpus or 0.0), row.team))
+    paths = [demand.gpus[:, [quantile]] for quantile in (LOW, HIGH)]
+    low, high = counts = [newsvendor(path.ravel(), break_even) for path in paths]
+    regrets = [max(0.0, money(path, best) - money(path, own)) for path, own in zip(paths, counts, strict=True)]
+    return Reservation(best, low, high, break_even, money(demand.gpus, best), money(demand.gpus, 0), *regrets)
 
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """What planners ask of a pool, over the days from now to the end of a period."""
+    """What planners ask of a pool, over the days from `start_ms` on; `days` has the mean GPUs of each."""
 
-    outlook: Outlook
-    growth: tuple[float | None, ...]
-    teams: Sequence[TeamOutlook]
+    start_ms: int
+    days: Sequence[Band]
+    pool: Outlook
+    teams: Sequence[Outlook]
     rates: Rates
     curve: Sequence[CapacityCost]
     reservation: Reservation | None
 
 
 def plan_capacity(hours: Series, teams: Sequence[Series], start_ms: int, end_ms: int, rates: Rates) -> CapacityPlan:
-    """Plan the capacity of a pool from its hourly demand. Raises TooFewDays."""
+    """Plan the capacity of a pool from its hourly demand, and that of its teams, largest first.
+
+    Days that are known already are left out. Raises TooFewDays.
+    """
     days = daily_means(hours)
-    pool = outlook(days, start_ms, end_ms)
-    demand = scenarios(pool, hour_shapes(hours))
+    if days.known < MIN_DAYS:
+        raise TooFewDays(
+            f"{days.name!r} has {plural(days.known, 'known day')} of demand: a plan needs {MIN_DAYS} at least"
+        )
+    reach, skipped = ahead(days, start_ms, end_ms)
+    levels = day_levels(days, reach)[skipped:]
+    demand = scenarios(levels, hour_shapes(hours))
+    outlooks = [outlook(daily_means(team), start_ms, end_ms) for team in teams]
     return CapacityPlan(
-        pool,
-        tuple(growth(days, span) for span in GROWTH_DAYS),
-        team_outlooks(teams, start_ms, end_ms),
+        days.end_ms + (1 + skipped) * DAY_MS,
+        [band(day) for day in levels],
+        outlook(days, start_ms, end_ms),
+        sorted(outlooks, key=lambda team: (-(team.gpus or 0.0), team.name)),
         rates,
         cost_curve(demand, rates),
         reservation(demand, rates),

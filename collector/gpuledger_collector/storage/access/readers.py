@@ -26,6 +26,7 @@ READABLE = (
     "budget_alert",
     "budget_share",
     "capacity",
+    "capacity_plan",
     "carbon_intensity",
     "charge",
     "corrected_day",

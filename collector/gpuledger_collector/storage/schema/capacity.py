@@ -66,6 +66,14 @@ table(
 )
 
 table(
+    "capacity_plan",
+    "Latest plan of each pool to the end of the quarter; no row: its past is too short.",
+    *keys(TEXT, "pool"),
+    *required(BIG, "made_ms"),
+    column("plan", JSONB, "as printed by gpuledger plan capacity --format json"),
+)
+
+table(
     "scaling_pool",
     "Limits of the capacity of a pool, and whether decisions are acted on.",
     identity(),

@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.plans.capacity import (
     HIGH,
-    LIKELY,
     LOW,
     QUANTILES,
-    Judgment,
-    Outlook,
+    Backtest,
+    Band,
+    Horizon,
     Rates,
     Scenarios,
     TooFewDays,
     capacity_cost,
     cost_curve,
     daily_means,
-    growth,
+    day_levels,
+    horizon,
     hour_shapes,
     judge,
     outlook,
@@ -75,40 +76,50 @@ def test_hours_keep_the_shape_of_their_days():
 
 def test_a_constant_past_gives_a_constant_plan():
     """Every quantile of every day is the level that was always held, as far ahead as it is asked."""
-    ahead = outlook(days_of(np.full(60, 12.0)), 60 * DAY_MS, 98 * DAY_MS)
-    np.testing.assert_allclose(ahead.levels, np.full((38, len(QUANTILES)), 12.0))
-    assert ahead.gpu_hours(LIKELY) == pytest.approx(12 * 24 * 38)
+    days = days_of(np.full(60, 12.0))
+    np.testing.assert_allclose(day_levels(days, 38), np.full((38, len(QUANTILES)), 12.0))
+    ahead = horizon(days, 38)
+    hours = pytest.approx(12 * 24 * 38)
+    assert (ahead.gpu_hours, ahead.growth) == (Band(hours, hours, hours), Band(0, 0, 0))
 
 
 def test_a_later_period_is_cut_from_the_same_forecast():
     """Days before the period are forecast and not counted; the day that the period ends in belongs to it."""
-    days = daily_means(hourly(60))
-    whole = outlook(days, 0, 80 * DAY_MS)
-    later = outlook(days, 70 * DAY_MS, 79 * DAY_MS + HOUR_MS)
-    assert (whole.start_ms, len(whole.levels), later.start_ms) == (60 * DAY_MS, 20, 70 * DAY_MS)
-    np.testing.assert_array_equal(later.levels, whole.levels[10:])
+    pool = hourly(60)
+    whole = plan_capacity(pool, [], 0, 80 * DAY_MS, RATES)
+    later = plan_capacity(pool, [], 70 * DAY_MS, 79 * DAY_MS + HOUR_MS, RATES)
+    assert (whole.start_ms, len(whole.days), later.start_ms) == (60 * DAY_MS, 20, 70 * DAY_MS)
+    assert later.days == whole.days[10:]
+    assert (later.pool.plan.days, later.pool.plan.backtest.days) == (10, 20)
+    assert later.pool.plan.gpu_hours.likely == pytest.approx(sum(day.likely for day in later.days) * 24)
 
 
 def test_the_band_widens_beyond_what_was_learned():
     """Beyond a third of the past each day's band is wider than the one before, never narrower than what was learned."""
-    ahead = outlook(daily_means(hourly(30)), 30 * DAY_MS, 60 * DAY_MS)
-    width = ahead.levels[:, HIGH] - ahead.levels[:, LOW]
+    levels = day_levels(daily_means(hourly(30)), 30)
+    width = levels[:, HIGH] - levels[:, LOW]
     assert (np.diff(width[9:]) > 0).all()
-    assert (np.diff(ahead.levels, axis=1) >= 0).all()
-    assert (ahead.levels >= 0).all()
+    assert (np.diff(levels, axis=1) >= 0).all()
+    assert (levels >= 0).all()
 
 
 def test_too_short_a_past_is_one_sentence():
+    """A pool has no plan; a team has the growth that is known."""
+    short = hourly(23)
     with pytest.raises(TooFewDays, match="'train' has 23 known days of demand: a plan needs 24 at least"):
-        outlook(days_of(np.full(23, 5.0)), 23 * DAY_MS, 50 * DAY_MS)
+        plan_capacity(short, [], 23 * DAY_MS, 50 * DAY_MS, RATES)
+    team = outlook(daily_means(short), 23 * DAY_MS, 50 * DAY_MS)
+    assert team.next[0] == Horizon(7, team.next[0].grown)
+    assert team.next[0].grown is not None
+    assert team.plan == Horizon(27, None)
 
 
 def test_a_band_is_judged_on_three_periods_of_its_length_and_else_called_unjudged():
     """Each period is forecast from the days before it; a band that is always right says so, a short past says why."""
     constant = days_of(np.full(160, 5.0))
-    assert judge(constant, 40) == Judgment(40, 3, 1.0, None)
+    assert judge(constant, 40) == Backtest(40, 3, 1.0, None)
     short = judge(constant.until(159), 40)
-    assert short == Judgment(40, 2)
+    assert short == Backtest(40, 2)
     assert short.sentence() == "unjudged: the past allows a back-test of 2 periods of 40 days, and 3 are needed"
     step = days_of(np.concatenate([np.full(120, 5.0), np.full(40, 50.0)]))
     judged = judge(step, 40)
@@ -123,16 +134,33 @@ def test_unknown_days_are_not_judged():
     assert judge(days_of(values), 40).periods == 2
 
 
+def test_of_a_long_past_the_last_periods_are_judged():
+    """Twelve at most: what a pool was years ago says little, and nobody waits for it."""
+    assert judge(days_of(np.full(400, 5.0)), 7).periods == 12
+
+
 def test_growth_compares_weeks_and_unknown_is_never_zero():
     """A past that is too short, an unknown week and a week without demand give no growth."""
     days = days_of(np.concatenate([np.full(90, 10.0), np.full(7, 15.0)]))
-    assert [growth(days, span) for span in (7, 30, 90)] == pytest.approx([0.5, 0.5, 0.5])
-    assert growth(days.until(96), 90) == pytest.approx(0.428571, abs=1e-5)
-    assert growth(days.until(92), 90) is None
-    assert growth(days_of([0.0] * 7 + [3.0] * 7), 7) is None
+    assert [horizon(days, span).grown for span in (7, 30, 90)] == pytest.approx([0.5, 0.5, 0.5])
+    assert horizon(days.until(96), 90).grown == pytest.approx(0.428571, abs=1e-5)
+    assert horizon(days.until(92), 90).grown is None
+    assert horizon(days_of([0.0] * 7 + [3.0] * 7), 7).grown is None
+    assert horizon(days_of([3.0] * 40 + [0.0] * 7), 7).growth is None
     gap = days.values.copy()
     gap[-5:-1] = np.nan
     assert week_mean(days_of(gap)) is None
+    assert horizon(days_of(gap), 7).growth is None
+
+
+def test_growth_ahead_is_that_of_the_last_week_ahead():
+    """Over the last week known, with the band of that week, and judged like the forecast that it is of."""
+    days = daily_means(hourly(200))
+    levels = day_levels(days, 30)
+    ahead = horizon(days, 30)
+    assert ahead.growth.low == pytest.approx(levels[-7:, LOW].mean() / week_mean(days) - 1)
+    assert ahead.growth.low < ahead.growth.likely < ahead.growth.high
+    assert ahead.backtest == judge(days, 30)
 
 
 @given(demands, rates, st.integers(0, 60))
@@ -184,7 +212,7 @@ def test_reserving_more_than_is_ever_wanted_never_costs_less(demand, break_even)
 
 def test_an_unknown_rate_leaves_its_cost_unknown():
     """Not zero: neither in the curve, nor in what to reserve."""
-    demand = scenarios(Outlook("train", 0, np.full((3, len(QUANTILES)), 4.0), Judgment(3, 0)), np.ones((1, 24)))
+    demand = scenarios(np.full((3, len(QUANTILES)), 4.0), np.ones((1, 24)))
     (point,) = cost_curve(demand, Rates(None, 1.2, None, 1.0))
     assert (point.on_demand, point.spot, point.reserved) == (None, None, pytest.approx(4 * 72 * 1.2))
     assert reservation(demand, Rates(None, 1.2, None, 1.0)) is None
@@ -202,4 +230,5 @@ def test_a_plan_of_a_steady_pool_reserves_its_base():
     assert advice.on_demand_cost == pytest.approx(38 * 24 * 20 * 2.0)
     assert [point.gpus for point in plan.curve] == [16, 24]
     assert plan.curve[0].wait == pytest.approx(38 * 12 * 8)
-    assert plan.teams[0].growth == (0.0, 0.0, None)
+    assert [ahead.grown for ahead in plan.teams[0].next] == [0.0, 0.0, None]
+    assert plan.teams[0] == plan.pool
