@@ -259,9 +259,8 @@ def main() -> int:
         if collector.process is not None and collector.process.poll() is None:
             collector.stop(300)
         shutil.rmtree(folder, ignore_errors=True)
-    print(
-        f"\n{machine()}\n{'every post was answered and is stored once' if complete else 'missed: see the table of minutes'}"
-    )
+    verdict = "every post was answered and is stored once" if complete else "missed: see the table of minutes"
+    print(f"\n{machine()}\n{verdict}")
     return 0 if complete else 1
 
 

@@ -45,17 +45,6 @@ class PlacedAccelerator:
 
 
 @dataclass(frozen=True, slots=True)
-class StateInterval:
-    """A usage interval: a state, and the workload where it was held."""
-
-    accelerator_id: int
-    workload_id: int | None
-    state: str
-    start_ms: int
-    end_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class WorkloadUsage:
     """Usage of one kind of accelerator on one node by a workload in the rating interval that begins then.
 

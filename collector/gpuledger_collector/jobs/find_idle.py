@@ -6,7 +6,7 @@ repeated gives the same findings: it drops those it had opened and no longer see
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS, UNATTRIBUTED
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.wasted_time import MINUTE_MS, AcceleratorPlace, price_waste, rating_intervals
-from gpuledger_collector.insight.findings import Finding, PlacedAccelerator, StateInterval
+from gpuledger_collector.insight.findings import Finding, PlacedAccelerator
 from gpuledger_collector.insight.idle.episodes import IdleEpisode, idle_episodes
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
 from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carried, unknown
@@ -109,9 +109,9 @@ class _Window:
 
     def _search_some(self, accelerators: Sequence[PlacedAccelerator], known: Sequence[Finding]) -> list[Finding]:
         ids = [accelerator.accelerator_id for accelerator in accelerators]
-        intervals = list(minute_rollup.state_intervals(self._connection, self._from_ms, self._end_ms, ids))
-        holders = {interval.workload_id for interval in intervals if interval.workload_id is not None}
-        facts = workloads.facts(self._connection, sorted(holders))
+        intervals = minute_rollup.state_intervals(self._connection, self._from_ms, self._end_ms, ids)
+        holders = np.unique(intervals["workload_id"]).tolist()
+        facts = workloads.facts(self._connection, holders)
         minutes = self._with_past_use(accelerators, self._minutes(accelerators, intervals, facts))
         owners = Owners(rules.current(self._connection), facts)
         by_place: dict[tuple[int, str], list[Finding]] = {}
@@ -142,7 +142,7 @@ class _Window:
     def _minutes(
         self,
         accelerators: Sequence[PlacedAccelerator],
-        intervals: Iterable[StateInterval],
+        intervals: npt.NDArray[np.void],
         facts: Mapping[int, WorkloadFacts],
     ) -> Minutes:
         shape = len(accelerators), (self._end_ms - self._from_ms) // MINUTE_MS
@@ -204,25 +204,28 @@ class _Window:
         self,
         shape: tuple[int, int],
         row_of: Mapping[int, int],
-        intervals: Iterable[StateInterval],
+        intervals: npt.NDArray[np.void],
         facts: Mapping[int, WorkloadFacts],
     ) -> _Holding:
         holding = _Holding(np.full(shape, NOBODY, dtype=np.int64), *(np.zeros(shape, dtype=bool) for _ in range(4)))
-        for interval in intervals:
-            row = row_of[interval.accelerator_id]
-            # Rounded up: a minute belongs to the interval that covers its start.
-            first = max(0, -((self._from_ms - interval.start_ms) // MINUTE_MS))
-            last = max(first, -((self._from_ms - interval.end_ms) // MINUTE_MS))
-            part = slice(first, last)
-            holding.reported[row, part] = True
-            holding.faulty[row, part] = interval.state == "unavailable"
-            workload = NOBODY if interval.workload_id is None else interval.workload_id
-            holding.holder[row, part] = workload
-            if (fact := facts.get(workload)) is not None:
-                holding.serving[row, part] = is_serving(fact.kind, fact.name or "", fact.tags)
-                holding.interactive[row, part] = is_interactive(fact.kind, fact.name or "", fact.tags)
-            else:
-                holding.serving[row, part] = holding.interactive[row, part] = False
+        # Rounded up: a minute belongs to the interval that covers its start.
+        first, last = (
+            np.clip(-((self._from_ms - intervals[end]) // MINUTE_MS), 0, shape[1]) for end in ("start_ms", "end_ms")
+        )
+        counts = np.maximum(last - first, 0)
+        # An entry for each minute of each interval. Where intervals overlap, the last one to begin holds the minute.
+        row = np.repeat(_rows(intervals["accelerator_id"], row_of), counts)
+        column = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        names, name_of = np.unique(intervals["workload_id"], return_inverse=True)
+        kinds = np.zeros((len(names), 2), dtype=bool)
+        for place, workload_id in enumerate(names.tolist()):
+            if (fact := facts.get(workload_id)) is not None:
+                kinds[place] = [judge(fact.kind, fact.name or "", fact.tags) for judge in (is_serving, is_interactive)]
+        holding.reported[row, column] = True
+        holding.faulty[row, column] = np.repeat(intervals["unavailable"] == 1, counts)
+        workload = np.where(intervals["workload_id"] == 0, NOBODY, intervals["workload_id"])
+        holding.holder[row, column] = np.repeat(workload, counts)
+        holding.serving[row, column], holding.interactive[row, column] = np.repeat(kinds[name_of], counts, axis=0).T
         return holding
 
     def _finding(

@@ -8,7 +8,7 @@ arrives meanwhile is folded by the next run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.pricing import PriceBook
@@ -23,6 +23,8 @@ from gpuledger_collector.storage.telemetry import minute_rollup
 
 BATCH = 50_000
 """Recompute requests of one transaction: about a day of 2,000 accelerators."""
+EVIDENCE_AT_ONCE = 2_000
+"""Accelerator-hours whose evidence is in memory at once: about 60 usage intervals each, 70 KB."""
 ALWAYS = Period(0, 7_258_118_400_000)
 
 
@@ -73,24 +75,40 @@ def _days_of(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
 def _fold_day(connection: Connection, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar) -> None:
     span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
     placements = placements_of(_of(inventory.capacity(connection, span), hours))
-    evidence: dict[int, list[UsageInterval]] = defaultdict(list)
-    for usage_interval in usage.usage_intervals(connection, list(hours), span):
-        evidence[usage_interval.accelerator_id].append(usage_interval)
-    # Kept as evidence for people; the fold below gives the time to the first report in any case.
-    claims.keep_contradictions(
-        connection,
-        [contradiction for own_placements in evidence.values() for contradiction in contradictions(own_placements)],
-    )
-    pieces: list[HourlyUsage] = []
     # Where the billing zone is offset by half an hour, its midnight falls inside a UTC hour, and the piece must be cut
     # there.
     midnights = () if calendar.is_utc else calendar.cuts(span)
+    for accelerator_ids in _parts(hours):
+        evidence: dict[int, list[UsageInterval]] = defaultdict(list)
+        for usage_interval in usage.usage_intervals(connection, accelerator_ids, span):
+            evidence[usage_interval.accelerator_id].append(usage_interval)
+        # Kept as evidence for people; the fold below gives the time to the first report in any case.
+        claims.keep_contradictions(
+            connection,
+            [contradiction for intervals in evidence.values() for contradiction in contradictions(intervals)],
+        )
+        pieces: list[HourlyUsage] = []
+        for accelerator_id in accelerator_ids:
+            own_placements = placements.get(accelerator_id, ())
+            own_evidence = evidence.get(accelerator_id, ())
+            pieces += fold_hours(own_evidence, hours[accelerator_id], own_placements, book, midnights)
+        pairs = [(accelerator_id, hour_ms) for accelerator_id in accelerator_ids for hour_ms in hours[accelerator_id]]
+        usage.replace_hourly_usage(connection, pairs, pieces)
+        minute_rollup.roll_up_minutes(connection, pairs)
+
+
+def _parts(hours: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+    """Accelerators in their order, as many at a time as have EVIDENCE_AT_ONCE hours."""
+    part: list[int] = []
+    size = 0
     for accelerator_id, hours_ms in hours.items():
-        own_placements = placements.get(accelerator_id, ())
-        pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, own_placements, book, midnights)
-    pairs = [(accelerator_id, hour_ms) for accelerator_id, hours_ms in hours.items() for hour_ms in hours_ms]
-    usage.replace_hourly_usage(connection, pairs, pieces)
-    minute_rollup.roll_up_minutes(connection, pairs)
+        part.append(accelerator_id)
+        size += len(hours_ms)
+        if size >= EVIDENCE_AT_ONCE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list[CapacityRow]:

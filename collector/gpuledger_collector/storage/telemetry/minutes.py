@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuledger_collector.insight.findings import PlacedAccelerator, RecentHolding, StateInterval, WorkloadUsage
+from gpuledger_collector.insight.findings import PlacedAccelerator, RecentHolding, WorkloadUsage
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.server.distribution import has_citus
 
@@ -27,13 +27,12 @@ READINGS = (
 )
 _MINUTE = [("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)]
 """A minute as the server sends it: one value for all minutes of an accelerator is far cheaper than a row each."""
-_ROW = [("accelerator_id", "<i8"), ("minute_ms", "<i8"), *((name, "<f4") for name in READINGS)]
+_INTERVAL = [(name, ">i8") for name in ("start_ms", "end_ms", "workload_id", "unavailable")]
+"""A usage interval, packed likewise."""
 
 
 def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
     """Minutes of these accelerators: `accelerator_id`, `minute_ms` and READINGS by name, NaN unknown."""
-    import numpy as np  # imported here because reports use this module without it
-
     packed = " || ".join(["int8send(minute_ms)", *(f"float4send(coalesce({name}::real, 'NaN'))" for name in READINGS)])
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(
@@ -41,12 +40,20 @@ def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int])
             "WHERE accelerator_id = ANY(%s) AND minute_ms >= %s AND minute_ms < %s GROUP BY 1",
             (list(ids), start_ms, end_ms),
         ).fetchall()
-    parts = [np.frombuffer(row[1], dtype=_MINUTE) for row in rows]
-    table = np.empty(sum(len(part) for part in parts), dtype=_ROW)
+    return _by_accelerator(rows, _MINUTE)
+
+
+def _by_accelerator(rows: Sequence[tuple[int, bytes]], packed: list[tuple[str, str]]) -> npt.NDArray[np.void]:
+    """Records that were packed into one value for each accelerator, in this machine's byte order."""
+    import numpy as np  # imported here because reports use this module without it
+
+    parts = [np.frombuffer(row[1], dtype=packed) for row in rows]
+    columns = [("accelerator_id", "<i8"), *((name, kind.replace(">", "<")) for name, kind in packed)]
+    table = np.empty(sum(len(part) for part in parts), dtype=columns)
     table["accelerator_id"] = np.repeat([row[0] for row in rows], [len(part) for part in parts])
-    minutes = np.concatenate(parts) if parts else np.empty(0, dtype=_MINUTE)
-    for name, _ in _MINUTE:
-        table[name] = minutes[name]
+    records = np.concatenate(parts) if parts else np.empty(0, dtype=packed)
+    for name, _ in packed:
+        table[name] = records[name]
     return table
 
 
@@ -64,16 +71,23 @@ def accelerators(connection: Connection, start_ms: int, end_ms: int) -> list[Pla
     return [PlacedAccelerator(*row) for row in rows]
 
 
-def state_intervals(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[StateInterval]:
-    """Who held these accelerators, and when they could not be held, by begin."""
-    rows = connection.execute(
-        "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM usage_interval "
-        "WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' "
-        "ORDER BY start_ms, workload_id DESC NULLS LAST",
-        (list(ids), end_ms, start_ms, start_ms - 86_400_000),
+def state_intervals(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
+    """Who held these accelerators, and when they could not be held: `accelerator_id` and _INTERVAL by name.
+
+    By accelerator and begin. `workload_id` is 0 where nobody held it, `unavailable` is 0 or 1.
+    """
+    packed = " || ".join(
+        f"int8send({part})"
+        for part in ("start_ms", "end_ms", "coalesce(workload_id, 0)", "(state = 'unavailable')::int")
     )
-    for row in rows:
-        yield StateInterval(*row)
+    with connection.cursor(binary=True) as cursor:
+        rows = cursor.execute(
+            f"SELECT accelerator_id, string_agg({packed}, ''::bytea ORDER BY start_ms, workload_id DESC NULLS LAST) "
+            "FROM usage_interval WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s AND start_ms >= %s "
+            "AND state <> 'present' GROUP BY 1",
+            (list(ids), end_ms, start_ms, start_ms - 86_400_000),
+        ).fetchall()
+    return _by_accelerator(rows, _INTERVAL)
 
 
 def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
