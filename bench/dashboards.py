@@ -3,14 +3,13 @@
 The fleet is written straight into rollups and ledgers by generate_series, in the sizes that a month leaves there: two
 million usage hours, 170,000 charges, a day of minutes of every GPU, three days of batches. Each board is asked for its
 default range with everything chosen (the node board: one node; the workload board: the one of the last day with the
-most charges), after a run that warms the cache; the best of five counts.
-`--gpus=N` for another size; `--slow` prints the plans of what took longer than 200 ms.
+most charges): the first time, with nothing of the panel prepared, and the best of six, which counts.
+`--gpus=N` and `--days=N` for other sizes; `--slow` prints the plans of what took longer than 200 ms.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import re
 import shutil
 import sys
 import tempfile
@@ -22,8 +21,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from fakes.boards import BOARDS, asked, chosen, options, reads_postgres
-from fakes.grafana import Range
+from fakes.boards import BOARDS, Asked, asked, chosen, options, reads_postgres
+from fakes.grafana import Range, instant
 from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
@@ -33,7 +32,6 @@ GOAL_MS = 200
 RUNS = 5
 DAY = 86_400_000
 HOUR = 3_600_000
-UNITS = {"h": "hours", "d": "days", "m": "minutes"}
 
 SEED = """
 INSERT INTO node (name, first_seen_at, last_seen_at, agent_version, driver, heartbeat)
@@ -127,10 +125,10 @@ SELECT w.key FROM workload w JOIN (SELECT workload_id, count(*) AS lines FROM ch
 """
 
 
-def seed(dsn: str, gpus: int, end: int) -> float:
-    """The month; seconds that it took."""
+def seed(dsn: str, gpus: int, days: int, end: int) -> float:
+    """The history; seconds that it took."""
     begun = time.perf_counter()
-    values = {"gpus": gpus, "start": end - 30 * DAY, "end": end}
+    values = {"gpus": gpus, "start": end - days * DAY, "end": end}
     with psycopg.connect(dsn, autocommit=True) as connection:
         for statement in SEED.split(";\n"):
             if statement.strip():
@@ -147,17 +145,8 @@ def span(board: dict, now: dt.datetime) -> Range:
     return Range(instant(board["time"]["from"], now), instant(board["time"]["to"], now, last=True))
 
 
-def instant(text: str, now: dt.datetime, *, last: bool = False) -> dt.datetime:
-    """now-30d/d and its kin."""
-    found = re.fullmatch(r"now(?:([+-]\d+)([hdm]))?(/d)?", text)
-    at = now + dt.timedelta(**{UNITS[found[2]]: int(found[1])}) if found[1] else now
-    if found[3]:
-        at = at.replace(hour=0, minute=0, second=0, microsecond=0) + dt.timedelta(days=1 if last else 0)
-    return at
-
-
-def measure(reader: psycopg.Connection, now: dt.datetime) -> list[tuple[float, object]]:
-    """Best milliseconds of every panel."""
+def measure(reader: psycopg.Connection, now: dt.datetime) -> list[tuple[float, float, Asked, int]]:
+    """Milliseconds of every panel, the first time and at best, and its rows."""
     found = []
     for name, board in BOARDS.items():
         if not reads_postgres(board):
@@ -168,18 +157,19 @@ def measure(reader: psycopg.Connection, now: dt.datetime) -> list[tuple[float, o
         if name == "workload":
             values |= {"workload": reader.execute(BUSIEST).fetchone()[0]}
         for one in asked(name, values, span(board, now)):
-            best = float("inf")
+            times = []
             for _ in range(RUNS + 1):
                 begun = time.perf_counter()
                 rows = reader.execute(one.sql.encode()).fetchall()
-                best = min(best, (time.perf_counter() - begun) * 1000)
-            found.append((best, one, len(rows)))
+                times.append((time.perf_counter() - begun) * 1000)
+            found.append((times[0], min(times), one, len(rows)))
     return found
 
 
 def main(arguments: list[str]) -> int:
     """Seeds, measures, prints the table; 1 when a panel misses the goal."""
-    gpus = next((int(one.partition("=")[2]) for one in arguments if one.startswith("--gpus=")), 2000)
+    given = dict(argument[2:].partition("=")[::2] for argument in arguments)
+    gpus, days = int(given.get("gpus", 2000)), int(given.get("days", 30))
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-bench-"))
     folder.chmod(0o755)
     server = EmbeddedServer(folder, options={"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"})
@@ -187,21 +177,21 @@ def main(arguments: list[str]) -> int:
     try:
         dsn = server.acquire()
         migrate.upgrade(dsn)
-        took = seed(dsn, gpus, int(now.timestamp() * 1000) // HOUR * HOUR)
-        print(f"seeding {gpus} GPUs x 30 days took {took:.0f} s\n")
+        took = seed(dsn, gpus, days, int(now.timestamp() * 1000) // HOUR * HOUR)
+        print(f"seeding {gpus} GPUs x {days} days took {took:.0f} s\n", flush=True)
         # An administrator: the collector's own role may end a reader's sessions, and not become one.
         admin = make_conninfo(server.admin_dsn, dbname=conninfo_to_dict(dsn)["dbname"])
         with psycopg.connect(admin, autocommit=True) as reader:
             reader.execute("SET ROLE grafana_of_the_bench")
             found = measure(reader, now)
-            print("| board | panel | rows | ms |\n|---|---|---:|---:|")
-            for took, one, rows in sorted(found, key=lambda item: -item[0]):
-                print(f"| {one.board} | {one.title} | {rows} | {took:.1f} |")
-            slow = [(took, one) for took, one, _ in found if took > GOAL_MS]
+            print("| board | panel | rows | first ms | best ms |\n|---|---|---:|---:|---:|")
+            for first, best, one, rows in sorted(found, key=lambda item: -item[1]):
+                print(f"| {one.board} | {one.title} | {rows} | {first:.1f} | {best:.1f} |")
+            slow = [(best, one) for _, best, one, _ in found if best > GOAL_MS]
             print(f"\n{len(found)} panels, {len(slow)} above {GOAL_MS} ms")
-            for took, one in slow if "--slow" in arguments else []:
+            for best, one in slow if "slow" in given else []:
                 print(
-                    f"\n{one} {took:.0f} ms\n"
+                    f"\n{one} {best:.0f} ms\n"
                     + "\n".join(row[0] for row in reader.execute(f"EXPLAIN (ANALYZE, BUFFERS) {one.sql}".encode()))
                 )
     finally:

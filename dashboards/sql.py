@@ -129,14 +129,21 @@ def leading(name: str, measured: str, where: str, by: str) -> str:
     return f"CASE WHEN {name} IN ({first}) THEN {name} ELSE 'all others' END"
 
 
-ACTIVITY = """LATERAL (SELECT round(l.cost_micro * l.unknown_ns / nullif(l.gpu_ns, 0)) AS unknown_micro) a"""
-"""Cost of time whose activity is unknown: its part of the cost by time."""
-STATES_OF_COST = """LATERAL (VALUES
-    (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END, l.cost_micro
-        - CASE WHEN l.state = 'held' THEN coalesce(l.idle_cost_micro, 0) + coalesce(a.unknown_micro, 0) ELSE 0 END),
-    ('idle', CASE WHEN l.state = 'held' THEN l.idle_cost_micro END),
-    ('activity unknown', CASE WHEN l.state = 'held' THEN nullif(a.unknown_micro, 0) END)) s (name, cost)"""
-"""The cost of a line of the ledger, after ACTIVITY, by what the GPUs did; the parts add up to it."""
+def states_of_cost(by: str, where: str) -> str:
+    """What lines of the ledger cost by a column and by what the GPUs did: rows `l` (by) and `s` (name, cost).
+
+    Time whose activity is unknown has its part of a line's cost by time; the parts of a line add up to it. Lines are
+    added up before they are taken apart, which is a third of the work.
+    """
+    return f"""(
+        SELECT {by}, l.state, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_micro,
+            sum(round(l.cost_micro * l.unknown_ns / nullif(l.gpu_ns, 0))) AS unknown_micro
+        FROM {LEDGER} l WHERE {where} GROUP BY {by}, l.state) l, LATERAL (VALUES
+        (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END, l.cost_micro
+            - CASE WHEN l.state = 'held' THEN coalesce(l.idle_micro, 0) + coalesce(l.unknown_micro, 0) ELSE 0 END),
+        ('idle', CASE WHEN l.state = 'held' THEN l.idle_micro END),
+        ('activity unknown', CASE WHEN l.state = 'held' THEN nullif(l.unknown_micro, 0) END)) s (name, cost)"""
+
 
 KWH = "(l.energy_mj / 3.6e9)"
 """Measured energy of a line of ledger_day; null where no energy was read."""

@@ -77,6 +77,17 @@ NOW_HELD = f"""
 """
 """What a node said in the last 15 minutes is taken for now."""
 
+PLACEMENTS = """(
+    SELECT accelerator_id, pool, gpu_model, gpu_micro, in_ms, out_ms,
+        lead(in_ms) OVER (PARTITION BY accelerator_id ORDER BY in_ms, id) AS next_ms FROM capacity)"""
+"""Where each accelerator was; of two in an hour the later one counts."""
+
+
+def times_share(*states: str) -> str:
+    """SQL: milliseconds in each state, times the share of a GPU in millionths."""
+    return ", ".join(f"sum(u.{state}_ms * l.gpu_micro) AS {state}" for state in states)
+
+
 DECISIONS = series(
     "Decisions and demand",
     "GPUs that each pool should hold by its decisions, what the best reactive "
@@ -280,17 +291,19 @@ BOARD = Board(
                     "GPUs by their state in each hour of the last four days; hours of a longer range are too many to "
                     "add up while a person waits.",
                     f"""
-                   SELECT to_timestamp(u.hour_ms / 1000) AS "time", s.name AS metric,
-                       sum(s.ms * (a.gpu_micro / 1e6)) / 3.6e6 AS gpus
-                   FROM usage_hour u JOIN accelerator a ON a.id = u.accelerator_id
-                   JOIN LATERAL (SELECT c.pool, c.gpu_model FROM capacity c WHERE c.accelerator_id = u.accelerator_id
-                       AND c.in_ms < u.hour_ms + 3600000 AND coalesce(c.out_ms, u.hour_ms + 1) > u.hour_ms
-                       ORDER BY c.in_ms DESC LIMIT 1) l ON {CHOSEN},
-                       LATERAL (VALUES (CASE WHEN u.state = 'held' THEN 'busy' ELSE u.state END,
-                               CASE WHEN u.state = 'held' THEN u.busy_ms ELSE u.held_ms END),
-                           ('idle', u.idle_ms), ('activity unknown', u.unknown_ms)) s (name, ms)
-                   WHERE {between("u.hour_ms")} AND s.ms > 0
-                       AND u.hour_ms + 3600000 <= (SELECT max(until_ms) FROM conservation_check)
+                   SELECT to_timestamp(l.hour_ms / 1000) AS "time", s.name AS metric, sum(s.micro_ms) / 3.6e12 AS gpus
+                   FROM (
+                       SELECT u.hour_ms, u.state, {times_share("held", "busy", "idle", "unknown")}
+                       FROM usage_hour u JOIN {PLACEMENTS} l ON l.accelerator_id = u.accelerator_id
+                           AND l.in_ms < u.hour_ms + 3600000 AND coalesce(l.out_ms, u.hour_ms + 1) > u.hour_ms
+                           AND coalesce(l.next_ms, u.hour_ms + 3600000) >= u.hour_ms + 3600000
+                       WHERE {between("u.hour_ms")} AND {CHOSEN}
+                           AND u.hour_ms + 3600000 <= (SELECT max(until_ms) FROM conservation_check)
+                       GROUP BY 1, 2) l,
+                       LATERAL (VALUES (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END,
+                               CASE WHEN l.state = 'held' THEN l.busy ELSE l.held END),
+                           ('idle', l.idle), ('activity unknown', l.unknown)) s (name, micro_ms)
+                   WHERE s.micro_ms > 0
                    GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     COUNT,

@@ -29,7 +29,6 @@ from dashboards.grafana import (
     table,
 )
 from dashboards.sql import (
-    ACTIVITY,
     CORRECTION,
     CURRENCY,
     DAY_TIME,
@@ -45,7 +44,6 @@ from dashboards.sql import (
     OWN,
     OWNER,
     POOLS,
-    STATES_OF_COST,
     TEAM,
     TO_MS,
     TODAY,
@@ -58,6 +56,7 @@ from dashboards.sql import (
     model,
     month_end,
     pool,
+    states_of_cost,
     whole,
 )
 
@@ -185,12 +184,21 @@ BUDGET_PERIODS = f"""
 """
 """Budgets in money in force, with their period of now."""
 BUDGET_DAYS = f"""
-    spent AS (
-        SELECT b.id, l.day_ms, sum(CASE b.measure WHEN 'gpu_hours' THEN l.gpu_ns::numeric / {GPU_HOUR_NS} * {MICRO}
-            ELSE l.cost_micro END) AS cost FROM b JOIN {LEDGER} l
-            ON l.day_ms >= least(b.since_ms, {local(f"({TODAY} - 28)::timestamp")}) AND l.day_ms < b.until_ms
+    payer AS (
+        SELECT id, org, team, project, experiment, run, user_name FROM owner
+        UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL
+    ), line AS MATERIALIZED (
+        SELECT l.day_ms, coalesce(l.owner_id, 0) AS owner_id, l.state, l.currency, sum(l.cost_micro) AS cost_micro,
+            sum(l.gpu_ns) AS gpu_ns
+        FROM {LEDGER} l WHERE l.day_ms >= (SELECT min(least(since_ms, {local(f"({TODAY} - 28)::timestamp")})) FROM b)
+        GROUP BY 1, 2, 3, 4
+    ), spent AS (
+        SELECT b.id, l.day_ms, sum(CASE b.measure WHEN 'gpu_hours' THEN l.gpu_ns / {GPU_HOUR_NS} * {MICRO}
+            ELSE l.cost_micro END) AS cost
+        FROM b JOIN payer o ON {OF_BUDGET} JOIN line l ON l.owner_id = o.id
+            AND l.day_ms >= least(b.since_ms, {local(f"({TODAY} - 28)::timestamp")}) AND l.day_ms < b.until_ms
             AND CASE b.measure WHEN 'gpu_hours' THEN l.state = 'held' ELSE l.currency = b.currency END
-        LEFT JOIN owner o ON o.id = l.owner_id WHERE {OF_BUDGET} GROUP BY 1, 2
+        GROUP BY 1, 2
     ), pace AS (
         SELECT b.id, avg(coalesce(spent.cost, 0)) AS mean, coalesce(stddev_samp(coalesce(spent.cost, 0)), 0) AS spread
         FROM b CROSS JOIN conservation_check p LEFT JOIN spent ON spent.id = b.id AND spent.day_ms = p.day_ms
@@ -397,8 +405,8 @@ BOARD = Board(
                     "tables.",
                     f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
-                   FROM {LEDGER} l, {ACTIVITY}, {STATES_OF_COST}
-                   WHERE {CHOSEN} AND {OWN} AND s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+                   FROM {states_of_cost("l.day_ms", f"{CHOSEN} AND {OWN}")}
+                   WHERE s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     MONEY,
                     bars=True,
@@ -411,8 +419,7 @@ BOARD = Board(
                     "Parts of the spend of each model in the range, corrections included, dearest model first.",
                     f"""
                    SELECT l.gpu_model AS model, {SHARES}
-                   FROM {LEDGER} l, {ACTIVITY}, {STATES_OF_COST}
-                   WHERE {CHOSEN} GROUP BY 1 ORDER BY sum(s.cost) DESC NULLS LAST LIMIT 12
+                   FROM {states_of_cost("l.gpu_model", CHOSEN)} GROUP BY 1 ORDER BY sum(s.cost) DESC NULLS LAST LIMIT 12
                    """,
                     MONEY,
                     height=8,

@@ -96,19 +96,21 @@ def named(metrics: tuple[str, ...]) -> str:
 def spread(column_name: str, size: int, unit: str) -> str:
     """Accelerators per band of a minute rollup in 24 parts of the range: bands of `size`, named by their start.
 
-    Each accelerator counts by its mean over the first quarter of an hour of a part, which bounds what a long range
-    reads. Bands between the lowest and the highest are all there, so that none is missing from the axis.
+    Each accelerator counts by its first known minute in the first quarter of an hour of a part, which bounds what is
+    read. Bands between the lowest and the highest are all there, so that none is missing from the axis.
     """
     return f"""
         WITH step AS (
             SELECT at_ms, least(at_ms + {QUARTER_MS}, at_ms + ({TO_MS} - {FROM_MS}) / {PARTS}) AS until_ms
             FROM generate_series({FROM_MS}, {TO_MS} - 1, greatest({MINUTE_MS}, ({TO_MS} - {FROM_MS}) / {PARTS})) at_ms
         ), mean AS (
-            SELECT step.at_ms, floor(avg(m.{column_name}) / {size})::int AS band
-            FROM step CROSS JOIN {THERE}
-            JOIN gpu_minute m ON m.accelerator_id = a.id AND m.minute_ms >= step.at_ms - mod(step.at_ms, {MINUTE_MS})
-                AND m.minute_ms < greatest(step.until_ms, step.at_ms + 1)
-            WHERE {NODES} AND m.{column_name} IS NOT NULL GROUP BY step.at_ms, a.id
+            SELECT step.at_ms, floor(m.value / {size})::int AS band
+            FROM step CROSS JOIN {THERE} CROSS JOIN LATERAL (
+                SELECT m.{column_name} AS value FROM gpu_minute m
+                WHERE m.accelerator_id = a.id AND m.minute_ms >= step.at_ms - mod(step.at_ms, {MINUTE_MS})
+                    AND m.minute_ms < greatest(step.until_ms, step.at_ms + 1) AND m.{column_name} IS NOT NULL
+                ORDER BY m.minute_ms LIMIT 1) m
+            WHERE {NODES}
         ), seen AS (
             SELECT at_ms, band, count(*) AS accelerators FROM mean GROUP BY 1, 2
         ), band AS (
@@ -426,13 +428,13 @@ BOARD = Board(
             (
                 heatmap(
                     "Temperature of the fleet",
-                    "Accelerators per band of 5 °C: means over the first 15 minutes of each of 24 parts of the range.",
+                    "Accelerators per band of 5 °C, each by its first known minute in each of 24 parts of the range.",
                     spread("temperature_celsius", 5, "°C"),
                     COUNT,
                 ),
                 heatmap(
                     "Power of the fleet",
-                    "Accelerators per band of 50 W: means over the first 15 minutes of each of 24 parts of the range.",
+                    "Accelerators per band of 50 W, each by its first known minute in each of 24 parts of the range.",
                     spread("power_watts", 50, "W"),
                     COUNT,
                 ),

@@ -331,13 +331,14 @@ BOARD = Board(
                   WITH top AS (
                       SELECT l.workload_id, sum(l.cost_micro) AS cost
                       FROM {CHARGES} l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                  ), own AS MATERIALIZED (
+                      SELECT l.* FROM top JOIN {CHARGES} l ON l.workload_id = top.workload_id
                   ), line AS (
-                      SELECT top.workload_id, l.correction_of, min(l.start_ms) AS start_ms,
+                      SELECT l.workload_id, l.correction_of, min(l.start_ms) AS start_ms,
                           sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS idle_cost,
                           sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours,
                           sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS idle_part
-                      FROM top JOIN {CHARGES} l ON l.workload_id = top.workload_id {OWNER}
-                      WHERE {PRICED} GROUP BY 1, 2
+                      FROM own l {OWNER} WHERE {PRICED} GROUP BY 1, 2
                   )
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
                       to_timestamp(l.start_ms / 1000) AS "first charged", l.cost, l.idle_cost AS "held idle cost",

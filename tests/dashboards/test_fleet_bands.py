@@ -19,23 +19,23 @@ def cells(reader, title, span):
 
 
 def counted(reader, column, size, span):
-    """The same from the minutes by plain Python: accelerators by part of the range and band of their mean."""
+    """The same from the minutes by plain Python: accelerators by part of the range and band of their first minute."""
     start, end = (int(at.timestamp() * 1000) for at in (span.since, span.until))
     step = max(MINUTE_MS, (end - start) // PARTS)
     minutes = reader.execute(
         f"SELECT m.accelerator_id, m.minute_ms, m.{column}::float8 FROM gpu_minute m JOIN capacity c "
         f"ON c.accelerator_id = m.accelerator_id AND c.out_ms IS NULL WHERE m.{column} IS NOT NULL "
-        "AND m.minute_ms >= %s AND m.minute_ms < %s",
+        "AND m.minute_ms >= %s AND m.minute_ms < %s ORDER BY m.minute_ms",
         (start - MINUTE_MS, end),
     ).fetchall()
     found = defaultdict(int)
     for at_ms in range(start, end, step):
-        read = defaultdict(list)
+        first = {}
         for accelerator, minute_ms, value in minutes:
             if at_ms - at_ms % MINUTE_MS <= minute_ms < at_ms + min(step, QUARTER_MS):
-                read[accelerator].append(value)
-        for values in read.values():
-            found[at_ms // 1000, int(sum(values) / len(values) // size)] += 1
+                first.setdefault(accelerator, value)
+        for value in first.values():
+            found[at_ms // 1000, int(value // size)] += 1
     return dict(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from fakes.grafana import Range, expanded, interpolated
+from fakes.grafana import Range, expanded, interpolated, own_range
 
 FOLDER = Path(__file__).parents[2] / "dashboards" / "json"
 DAYS = 3
@@ -76,10 +76,12 @@ def chosen(board: dict[str, Any], offered: dict[str, list[str]], choice: str) ->
 
 
 def asked(name: str, values: dict[str, str | list[str]], span: Range) -> Iterator[Asked]:
-    """Every Postgres query of a board."""
+    """Every Postgres query of a board, over `span` or, where a panel has one of its own, over that range from now."""
     board = BOARDS[name]
     known = variables(board)
+    whole = span
     for panel in panels(board):
+        span = own_range(panel["timeFrom"], dt.datetime.now(dt.UTC)) if "timeFrom" in panel else whole
         for target in panel["targets"]:
             if target["datasource"]["type"] != "postgres":
                 continue

@@ -36,6 +36,24 @@ class Range:
         return max(step, seconds(minimum) if minimum else 0)
 
 
+def instant(text: str, now: dt.datetime, *, last: bool = False) -> dt.datetime:
+    """now-30d/d and its kin; `last` rounds to the end of the day."""
+    found = re.fullmatch(r"now(?:([+-]\d+)([hdm]))?(/d)?", text)
+    assert found, text
+    unit = {"h": "hours", "d": "days", "m": "minutes"}
+    at = now + dt.timedelta(**{unit[found[2]]: int(found[1])}) if found[1] else now
+    if found[3]:
+        at = at.replace(hour=0, minute=0, second=0, microsecond=0) + dt.timedelta(days=1 if last else 0)
+    return at
+
+
+def own_range(text: str, now: dt.datetime) -> Range:
+    """The range of a panel that has its own: the last `4d`, or the next `+92d`."""
+    if text.startswith("+"):
+        return Range(now, instant(f"now{text}", now))
+    return Range(instant(f"now-{text}", now), now)
+
+
 def seconds(interval: str) -> float:
     """gtime.ParseInterval: a number and a unit."""
     found = re.fullmatch(r"(\d+)(ms|[smhdwMy])", interval)
