@@ -30,6 +30,8 @@ class GivenSetting:
 
 TEST_PREFIX = "GPULEDGER_TEST_"
 """Variables that tell the tests which servers they may use."""
+MODEL_PREFIX = "GPULEDGER_MODEL_"
+"""Variables that name the models of forecast methods; the packages that run these read them."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -66,8 +68,8 @@ def given_settings(
 ) -> tuple[list[GivenSetting], list[str]]:
     """The settings of the file and then of the environment, and a sentence about each unknown name.
 
-    Variables that begin with `foreign_prefix` belong to another program, those with TEST_PREFIX to the tests; both are
-    ignored. Raises SettingsError for a file that cannot be read.
+    Variables that begin with `foreign_prefix` belong to another program, those with TEST_PREFIX to the tests and those
+    with MODEL_PREFIX to forecast methods; all are ignored. Raises SettingsError for a file that cannot be read.
     """
     given: list[GivenSetting] = []
     faults: list[str] = []
@@ -80,8 +82,9 @@ def given_settings(
         else:
             faults.append(f"{place} is not a setting; the nearest one is {nearest_name(name, known)}")
     variables = {prefix + name.upper(): name for name in known}
+    ignored = (TEST_PREFIX, MODEL_PREFIX, foreign_prefix or TEST_PREFIX)
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(prefix) or variable.startswith((TEST_PREFIX, foreign_prefix or TEST_PREFIX)):
+        if not variable.startswith(prefix) or variable.startswith(ignored):
             continue
         if variable in variables:
             given.append(GivenSetting(variables[variable], text, variable))

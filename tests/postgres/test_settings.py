@@ -74,9 +74,10 @@ def test_the_agents_settings_are_left_alone():
     assert settings.agent_token_file is None
 
 
-def test_variables_of_the_tests_are_no_settings():
-    """A command that a test runs does not mind which servers the tests were given."""
-    assert load(None, {"GPULEDGER_TEST_ENGINES": "required"}, HOME) == load(None, {}, HOME)
+@pytest.mark.parametrize("variable", ["GPULEDGER_TEST_ENGINES", "GPULEDGER_MODEL_CHRONOS"])
+def test_variables_of_tests_and_models_are_no_settings(variable):
+    """A command does not mind which servers the tests were given, and which models forecasts use."""
+    assert load(None, {variable: "required"}, HOME) == load(None, {}, HOME)
 
 
 def test_secrets_come_from_files(tmp_path):
