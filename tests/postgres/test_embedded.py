@@ -407,7 +407,7 @@ def fails_at(number):
 BROKEN_OFF = {
     "before the first role is renamed": {"_make": fails_at(2)},
     "once the roles are two": {"_make": fails_at(4)},
-    "with some tables handed over": {"_FOREIGN": f"{embedded_roles._FOREIGN} LIMIT 5", "FUNCTIONS": "1 / 0 = 1"},
+    "with some tables handed over": {"_FOREIGN": f"{embedded_roles._FOREIGN} LIMIT 5", "_OPEN_TO_ALL": "SELECT 1 / 0"},
 }
 
 
@@ -492,7 +492,7 @@ def test_a_start_that_fails_leaves_no_server(folder, monkeypatch):
 
 def test_a_command_that_fails_at_start_leaves_the_server_of_others(server, folder, monkeypatch):
     """What another command uses goes on."""
-    monkeypatch.setattr(embedded, "set_up", lambda *_: 1 / 0)
+    monkeypatch.setattr(embedded, "is_complete", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         EmbeddedServer(folder).acquire()
     assert count_one(server.dsn) == 1

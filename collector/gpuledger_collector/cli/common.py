@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from gpuledger_collector import faults
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period, date_range, parse_period
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
+from gpuledger_collector.cli.coercion import spare_coercion
 from gpuledger_collector.cli.terminal import say, shield
 from gpuledger_common.escapes import escape_lines
 
@@ -33,6 +35,8 @@ OTHER_NAMES = {
     **dict.fromkeys(("gpu", "gpu_model", "gpu_type", "accelerator"), "model"),
 }
 """What other tools call the dimensions of a report."""
+GARBAGE_THRESHOLD = 50_000
+"""Objects after whose creation cyclic garbage is looked for; Python's own default is 700."""
 COMPLETE_VARIABLE = "_GPULEDGER_COMPLETE"
 """Set by a shell that asks for completions."""
 
@@ -181,6 +185,9 @@ def run(build: Callable[[], typer.Typer]) -> None:
     """Build and run the app, and turn a failure that the user can fix into a sentence and an exit code."""
     # First of all: whatever is printed from here on cannot act on the terminal.
     sys.stdout = shield(sys.stdout)
+    # Importing creates tens of thousands of objects and no garbage: looking for it takes a tenth of a short command.
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
+    spare_coercion()
     if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init  # a fifth of the time of `--help`
 

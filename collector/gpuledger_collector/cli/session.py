@@ -88,7 +88,7 @@ class Session:
 @contextlib.contextmanager
 def open_session(dsn: str | None, config: Path | None) -> Iterator[Session]:
     """A session on the database of `--dsn`, of the settings, or the embedded one."""
-    with open_database(dsn, config) as database:
+    with open_database(dsn, config) as opened, opened.sharing_connection() as database:
         try:
             yield Session(database, clock_ms())
         except typer.Exit:

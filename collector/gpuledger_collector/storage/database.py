@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -61,6 +61,8 @@ class Database:
     """A read replica: bringing usage, charges and findings up to date is left to the primary."""
     viewer: Mapping[str, str] | None = None
     """Owner (level -> value) to whose rows every session is restricted; None: all rows."""
+    idle: list[Connection] | None = field(default=None, compare=False, repr=False)
+    """Connections that transactions leave open for the next one; None: each opens its own."""
 
     @property
     def dsn(self) -> str:
@@ -69,11 +71,24 @@ class Database:
 
     def as_application(self, application: str, options: str = "") -> Database:
         """The same database for sessions of another name, with further options."""
-        return replace(self, application=application, options=options)
+        return replace(self, application=application, options=options, idle=None)
 
     def as_viewer(self, owner: Mapping[str, str] | None) -> Database:
         """The same database, restricted by row-level security to the rows of an owner and below; None: all rows."""
-        return replace(self, viewer=owner)
+        return replace(self, viewer=owner, idle=None)
+
+    @contextmanager
+    def sharing_connection(self) -> Iterator[Database]:
+        """The same database, whose transactions follow each other on one connection while the block runs.
+
+        For a command: a connection costs it more than most of its queries. Transactions at once have one each.
+        """
+        idle: list[Connection] = []
+        try:
+            yield replace(self, idle=idle)
+        finally:
+            for connection in idle:
+                connection.close()
 
     def connect(self) -> Connection:
         """Open a connection in autocommit mode; `with` closes it. Raises ServerUnavailable, EnvironmentLacks."""
@@ -101,17 +116,31 @@ class Database:
         held; otherwise each statement sees what was committed before it. `dry_run` always rolls back. A read replica
         has no locks: what the primary has committed by then is one snapshot there. Raises ServerUnavailable.
         """
-        with self.connect() as connection:
-            if needed_locks or read_only:
-                # The snapshot is taken by the first statement after the locks (LOCK TABLE takes none), so it includes
-                # whatever the previous holder has committed.
-                connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with self._session() as connection:
+            # The snapshot is taken by the first statement after the locks (LOCK TABLE takes none), so it includes
+            # whatever the previous holder has committed.
+            one_snapshot = bool(needed_locks) or read_only
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if one_snapshot else None
             connection.read_only = read_only or None  # None leaves the server's own default
             with connection.transaction(force_rollback=dry_run):
                 locks.take(connection, *(() if is_standby(connection) else needed_locks))
                 if read_only:
                     connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
                 yield connection
+
+    @contextmanager
+    def _session(self) -> Iterator[Connection]:
+        """A connection for one transaction, left open for the next one where connections are shared."""
+        connection = self.idle.pop() if self.idle else self.connect()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        if self.idle is None:
+            connection.close()
+        else:
+            self.idle.append(connection)
 
     @contextmanager
     def hold(self, lock: Lock) -> Iterator[Connection]:

@@ -12,7 +12,7 @@ from fakes.fleet import DAY, HOUR, Held
 pytestmark = pytest.mark.slow
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
-HEAVY = {"numpy", "pandas", "scipy", "sklearn", "sqlalchemy", "alembic", "fastapi", "uvicorn", "pyarrow"}
+HEAVY = {"numpy", "pandas", "scipy", "sklearn", "sqlalchemy", "alembic", "fastapi", "uvicorn", "pyarrow", "pydantic"}
 PAGES = {"jinja2"}
 """Only what writes a page needs it."""
 TELL = """

@@ -39,7 +39,7 @@ from gpuledger_collector.storage.server.binaries import (
     reaches,
     server_user,
 )
-from gpuledger_collector.storage.server.embedded_roles import ADMIN, DATABASE, OWNER, divide, set_up
+from gpuledger_collector.storage.server.embedded_roles import ADMIN, DATABASE, OWNER, divide, is_complete, set_up
 
 PASSWORDS = {OWNER: "password", ADMIN: "admin-password"}
 """Files of the passwords, each readable by its owner alone."""
@@ -231,6 +231,8 @@ class EmbeddedServer:
         if not (self._cluster / "PG_VERSION").exists():
             self._initialise()
         self._check_version()
+        if self._is_complete():
+            return self._conninfo(DATABASE)
         if self._postmaster() is None or not self._wait_until_ready():
             self._start()
         self._set_up()
@@ -341,13 +343,26 @@ class EmbeddedServer:
                 return False
             try:
                 with self._open_as_supervisor() as connection:
-                    # Another server may listen on the remembered port: only the data folder proves that it is ours.
-                    row = connection.execute("SHOW data_directory").fetchone()
-                return row is not None and os.path.realpath(row[0]) == os.path.realpath(self._cluster)
+                    return self._is_ours(connection)
             except psycopg.OperationalError as error:
                 if "authentication failed" in str(error):
                     return self._strange_server(str(error))
         return False
+
+    def _is_ours(self, connection: psycopg.Connection[tuple[Any, ...]]) -> bool:
+        """Whether it is our server: another one may listen on the remembered port, but not on our data folder."""
+        row = connection.execute("SHOW data_directory").fetchone()
+        return row is not None and os.path.realpath(row[0]) == os.path.realpath(self._cluster)
+
+    def _is_complete(self) -> bool:
+        """Whether our server runs and lacks no set-up, as most commands find it; one connection answers it."""
+        if self._postmaster() is None or not (self.data_dir / PASSWORDS[ADMIN]).exists():
+            return False
+        try:
+            with self._open_as(ADMIN, self._password(ADMIN), DATABASE) as connection:
+                return self._is_ours(connection) and is_complete(connection)
+        except psycopg.OperationalError:
+            return False
 
     def _wait_for_end(self, seconds: float) -> bool:
         """Whether our child ends within this time, as it does when its port is taken."""

@@ -39,6 +39,11 @@ SELECT 'TYPE', t.oid::regtype::text FROM pg_type t
 WHERE t.typnamespace = 'public'::regnamespace AND t.typowner <> %(owner)s::regrole AND t.typtype IN ('e', 'd', 'r')
 """
 
+_OPEN_TO_ALL = (
+    "SELECT oid::regprocedure::text FROM pg_proc, aclexplode(coalesce(proacl, acldefault('f', proowner))) a "
+    f"WHERE {FUNCTIONS} AND a.grantee = 0"
+)
+
 
 def divide(open_as: Open, owner_password: str, admin_password: str) -> None:
     """Give an older cluster, whose first role is the owner, a supervisor of its own."""
@@ -66,16 +71,20 @@ def set_up(open_as: Open, owner_password: str, admin_password: str) -> None:
         if not _is_set_up(connection):
             _set_up_server(connection, owner_password)
     with open_as(ADMIN, admin_password, DATABASE) as connection:
-        foreign = connection.execute(_FOREIGN, {"owner": OWNER}).fetchall()
-        for kind, name in foreign:
+        for kind, name in connection.execute(_FOREIGN, {"owner": OWNER}).fetchall():
             change = sql.SQL("ALTER {} {} OWNER TO {}")
             connection.execute(change.format(sql.SQL(kind), sql.SQL(name), sql.Identifier(OWNER)))
-        open_to_all = connection.execute(
-            "SELECT oid::regprocedure::text FROM pg_proc, aclexplode(coalesce(proacl, acldefault('f', proowner))) a "
-            f"WHERE {FUNCTIONS} AND a.grantee = 0"
-        ).fetchall()
-        for (name,) in open_to_all:
+        for (name,) in connection.execute(_OPEN_TO_ALL).fetchall():
             connection.execute(sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(sql.SQL(name)))
+
+
+def is_complete(connection: Connection) -> bool:
+    """Whether `set_up` has nothing to do; `connection` is that of the supervisor, to the database of the ledger."""
+    return (
+        _is_set_up(connection)
+        and connection.execute(_FOREIGN, {"owner": OWNER}).fetchone() is None
+        and connection.execute(_OPEN_TO_ALL).fetchone() is None
+    )
 
 
 def _is_set_up(connection: Connection) -> bool:

@@ -1,0 +1,47 @@
+"""Transactions of a command follow each other on one connection, each as if it had its own."""
+
+import psycopg
+import pytest
+
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Lock
+
+SESSION = "SELECT pg_backend_pid(), current_setting('transaction_isolation'), current_setting('transaction_read_only')"
+
+
+def session(database, *locks, **options):
+    with database.transaction(*locks, **options) as connection:
+        return connection.execute(SESSION).fetchone()
+
+
+def test_transactions_share_a_connection_and_nothing_else(dsn):
+    """Neither a snapshot nor being read-only outlasts a transaction."""
+    with Database(dsn).sharing_connection() as database:
+        first = session(database, read_only=True)
+        assert first[1:] == ("repeatable read", "on")
+        assert session(database) == (first[0], "read committed", "off")
+        assert session(database, Lock.LEDGER) == (first[0], "repeatable read", "off")
+    with Database(dsn).transaction() as connection:
+        alive = connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (first[0],)).fetchall()
+    assert alive == []
+
+
+def test_transactions_at_once_have_a_connection_each(dsn):
+    """A transaction inside of another sees nothing of it, and both connections serve later ones."""
+    with Database(dsn).sharing_connection() as database:
+        with database.transaction() as outer:
+            pid = outer.execute(SESSION).fetchone()[0]
+            other = session(database)[0]
+            assert other != pid
+        assert session(database)[0] in {pid, other}
+
+
+def test_a_failed_transaction_leaves_its_connection_to_nobody(dsn):
+    """The next transaction begins on a new one; of another reader it is never that of the owner."""
+    with Database(dsn).sharing_connection() as database:
+        pid = session(database)[0]
+        with pytest.raises(psycopg.errors.DivisionByZero), database.transaction() as connection:
+            connection.execute("SELECT 1 / 0")
+        later = session(database)[0]
+        assert later != pid
+        assert session(database.as_viewer({"team": "vision"}))[0] != later
