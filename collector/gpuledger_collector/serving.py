@@ -4,10 +4,13 @@ Signals: INT and TERM stop accepting, answer current requests, commit waiting ba
 database, and exit with 0. A replica that gets TERM first drains: for `shutdown_delay_seconds` it serves while /readyz
 says 503 and each answer closes its connection, so that balancer and agents go elsewhere. HUP reads the token files
 again. KILL loses nothing that was acknowledged: an uncommitted batch is unanswered.
+
+The same process serves as one of several workers (`supervisor`), on a socket that it inherits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import signal
@@ -23,16 +26,17 @@ import uvicorn
 from gpuledger_collector import scheduled_jobs, wiring
 from gpuledger_collector.api.auth.keys import FileTokens
 from gpuledger_collector.api.limits import bounded_protocol
+from gpuledger_collector.listening import address_of, listen
 from gpuledger_collector.logs import configure_logging
 from gpuledger_collector.schedule import Schedule
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
-from gpuledger_collector.storage.server.embedded import EmbeddedServer
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.errors import EnvironmentLacks
 from gpuledger_collector.wiring import Collector
+from gpuledger_collector.worker_group import WorkerGroup
 from gpuledger_common.settings import SettingsError
 from gpuledger_common.systemd import notify
 
-WATCH_SECONDS = 0.5
 CLOSE = (b"connection", b"close")
 KEEP_ALIVE_SECONDS = 130
 """Longer than two pushes of an agent, so that a push reuses its connection."""
@@ -40,20 +44,25 @@ KEEP_ALIVE_SECONDS = 130
 log = logging.getLogger(__name__)
 
 
-def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Serve until a signal; `say` receives the address. Raises StorageError when it cannot start."""
+def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | None = None) -> None:
+    """Serve until a signal; `say` receives the address. `group`: the workers that this process is one of.
+
+    Raises StorageError when it cannot start.
+    """
     configure_logging(settings)
     # uvicorn raises the signal again after it has stopped; then it must not end the process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     allow_many_files()
-    with listen(settings) as listener, wiring.database(settings) as opened:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(settings) if group is None else group.listener)
+        opened = stack.enter_context(wiring.database(settings))
         if opened.standby and settings.jobs:
             raise EnvironmentLacks(
                 "the database is a read replica, where no job can run: set GPULEDGER_JOBS=false to serve pages from it"
             )
         # Whatever a setting can break is created before anything starts and before the heartbeat.
-        parts = wiring.collector(settings, opened)
+        parts = wiring.collector(settings, opened, group=group)
         schedule = scheduled_jobs.schedule(settings, opened, parts.metrics)
         presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
         parts.readiness.heartbeat = lambda: "it is a read replica" if opened.standby else presence.error
@@ -64,17 +73,31 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             readers.start()
         if settings.jobs:
             schedule.start()
-        stopping = watch(opened.server)
+        if opened.server is not None and group is None:  # else the supervisor keeps it running
+            stack.enter_context(opened.server.kept_running())
+        server = Replica(
+            configuration(settings, parts),
+            parts.leaving,
+            leave_seconds(settings, opened, group),
+            (lambda: None) if group is None else parts.metrics.note_queue,
+        )
         try:
-            # With the embedded database there is no other replica to drain to.
-            leave_s = settings.shutdown_delay_seconds if opened.server is None else 0
-            run_http(settings, parts, listener, say, leave_s)
+            run_http(settings, server, listener, say, group)
         finally:
-            stopping()
             stop(settings, parts, schedule)
             if not opened.standby:
                 readers.stop()
                 presence.stop()
+
+
+def leave_seconds(settings: Settings, opened: Database, group: WorkerGroup | None) -> Callable[[], int]:
+    """How long this process serves on after TERM, asked when it comes: not at all where nobody else can serve."""
+
+    def seconds() -> int:
+        others_serve = opened.server is None or (group is not None and not group.is_stopping)
+        return settings.shutdown_delay_seconds if others_serve else 0
+
+    return seconds
 
 
 def allow_many_files() -> None:
@@ -83,31 +106,30 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def listen(settings: Settings) -> socket.socket:
-    """Open the listening socket. Raises EnvironmentLacks when the address is unavailable."""
-    host, port = settings.listen_host, settings.listen_port
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise EnvironmentLacks(
-            f"{settings.listen} cannot be listened on ({error.strerror or error}): is a collector running already? "
-            "GPULEDGER_LISTEN names another address"
-        ) from error
-
-
 class Replica(uvicorn.Server):
-    """A server that drains before it stops. `leaving` is set at the signal, `seconds` before the listener closes."""
+    """A server that drains before it stops. `leaving` is set at the signal, `seconds` before the listener closes.
 
-    def __init__(self, config: uvicorn.Config, leaving: threading.Event, seconds: float) -> None:
+    `at_each_tick` is called ten times a second.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        leaving: threading.Event,
+        seconds: Callable[[], float],
+        at_each_tick: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
+        self._at_each_tick = at_each_tick
         self._leaving = leaving
         self._seconds = seconds
         self._until = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at TERM; stop at once at INT and at a second TERM."""
-        if sig == signal.SIGTERM and self._seconds and not self._leaving.is_set():
-            self._until = time.monotonic() + self._seconds
+        seconds = self._seconds()
+        if sig == signal.SIGTERM and seconds and not self._leaving.is_set():
+            self._until = time.monotonic() + seconds
             self._leaving.set()
             self._close_after_answers()
         else:
@@ -117,6 +139,7 @@ class Replica(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop now."""
         ended: bool = await super().on_tick(counter)
+        self._at_each_tick()
         if not self._leaving.is_set():
             return ended
         self._close_after_answers()
@@ -129,14 +152,18 @@ class Replica(uvicorn.Server):
 
 
 def run_http(
-    settings: Settings, parts: Collector, listener: socket.socket, say: Callable[[str], None], leave_s: float
+    settings: Settings,
+    server: Replica,
+    listener: socket.socket,
+    say: Callable[[str], None],
+    group: WorkerGroup | None,
 ) -> None:
-    """Answer requests until a signal and `leave_s` more; current requests are answered before this returns."""
-    server = Replica(configuration(settings, parts), parts.leaving, leave_s)
-    address = listener.getsockname()
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    say(f"gpuledger listens on {'http' if settings.tls_certificate_file is None else 'https'}://{host}:{address[1]}")
-    notify("READY=1")
+    """Answer requests until the server is to stop; current requests are answered before this returns."""
+    if group is None:
+        say(f"gpuledger listens on {address_of(settings, listener)}")
+        notify("READY=1")
+    else:
+        group.say_ready()
     server.run(sockets=[listener])
     notify("STOPPING=1")
 
@@ -175,28 +202,6 @@ def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
     parts.remote.close(max(0.0, deadline - time.monotonic()))
     if settings.jobs:
         schedule.stop(settings.drain_seconds)
-
-
-def watch(server: EmbeddedServer | None) -> Callable[[], None]:
-    """Restart the embedded server whenever it dies; return the function that ends the watch."""
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(WATCH_SECONDS):
-            try:
-                if server is not None and server.ensure_running():
-                    log.warning("the embedded database had ended and was started again")
-            except (StorageError, OSError):
-                log.exception("the embedded database cannot be started again yet")
-
-    thread = threading.Thread(target=look, name="database-watch", daemon=True)
-    thread.start()
-
-    def end() -> None:
-        ended.set()
-        thread.join(WATCH_SECONDS * 10)
-
-    return end
 
 
 def reload_tokens(settings: Settings, parts: Collector) -> None:

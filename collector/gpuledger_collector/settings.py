@@ -61,12 +61,13 @@ class Settings:
     mcp_token_file: Path | None = setting(
         None, "reader's token of `gpuledger mcp`; empty: it reads all of the database that it opens"
     )
-    max_connections: int = setting(20_000, "HTTP connections at once; others are closed", least=1)
+    workers: int = setting(0, "processes that serve; 0: one on fewer than 4 cores, else a half, at most 4", most=32)
+    max_connections: int = setting(20_000, "HTTP connections of a worker at once; others are closed", least=1)
 
     writers: int = setting(1, "database connections that write batches; one makes the largest groups", least=1)
     flush_batches: int = setting(256, "most batches in one transaction", least=1)
-    queue_batches: int = setting(4096, "batches that may wait before 503", least=1)
-    queue_bytes: int = setting(256 * 1024 * 1024, "decoded bytes that may wait before 503", least=1)
+    queue_batches: int = setting(4096, "batches that may wait in a worker before 503", least=1)
+    queue_bytes: int = setting(256 * 1024 * 1024, "decoded bytes that may wait in a worker before 503", least=1)
     node_samples_per_second: int = setting(
         10_000, "samples and usage intervals of a node; a minute's burst passes; 0: any"
     )

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
     from gpuledger_collector.storage.database import Database
     from gpuledger_collector.storage.server.replicas import Presence
+    from gpuledger_collector.worker_group import WorkerGroup
     from gpuledger_common.wire import Answer
 
 INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=10000"
@@ -136,20 +137,27 @@ class Collector:
         return None if newest is None else (newest.at, newest.reason)
 
 
-def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> Collector:
-    """Create the application and its writers over a database. Nothing is started."""
+def collector(
+    settings: Settings,
+    opened: Database,
+    clock: Callable[[], dt.datetime] = now,
+    group: WorkerGroup | None = None,
+) -> Collector:
+    """Create the application and its writers over a database. Nothing is started.
 
+    `group`: the workers that this process is one of.
+    """
     from gpuledger_collector.api import acks, app
     from gpuledger_collector.api.context import ReadContext
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.storage.telemetry import partitions
 
-    metrics = Metrics()
+    metrics = Metrics(group)
     if settings.scaling_gauge_delay_seconds:
         metrics.registry.register(scaling_gauge(settings, opened, clock))
     keys = access_keys(settings, opened, clock)
-    intake, remote = intakes(settings, opened, clock, keys, metrics)
+    intake, remote = intakes(settings, opened, clock, keys, metrics, is_shared=group is not None)
     context = ReadContext(opened, clock, keys)
     leaving = threading.Event()
     readiness = Readiness(
@@ -167,9 +175,11 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         metrics,
         readiness.problem,
         context,
-        leaving.is_set,
+        # While one worker is replaced the others serve: a balancer before them need not know.
+        lambda: leaving.is_set() and (group is None or group.is_stopping),
         readiness.note,
         None if assistants is None else assistants.lifespan,
+        None if group is None else group.summary,
     )
     if assistants is not None:
         # No stream is opened by GET: without sessions there is nothing to send in it.
@@ -260,9 +270,17 @@ def mcp_server(settings: Settings, opened: Database, clock: Callable[[], dt.date
 
 
 def intakes(
-    settings: Settings, opened: Database, clock: Callable[[], dt.datetime], keys: Keys, metrics: Metrics
+    settings: Settings,
+    opened: Database,
+    clock: Callable[[], dt.datetime],
+    keys: Keys,
+    metrics: Metrics,
+    is_shared: bool = False,
 ) -> tuple[Intake, RemoteIntake]:
-    """Create the writers of agents' batches and of remote write; both write through the same store."""
+    """Create the writers of agents' batches and of remote write; both write through the same store.
+
+    `is_shared`: other processes write what the same nodes send.
+    """
     from gpuledger_collector.accounting.placement import Placement
     from gpuledger_collector.api import remote_write
     from gpuledger_collector.api.intake import Intake
@@ -284,7 +302,7 @@ def intakes(
     ) -> Mapping[int, Placement]:
         return placements.settle(connection, accelerators, since_ms, lambda _: metrics.contested.inc())
 
-    store = Store(partition_maker(clock), settle_placements)
+    store = Store(partition_maker(clock), settle_placements, is_shared=is_shared)
     limits = Limits(
         writers=settings.writers,
         flush_batches=settings.flush_batches,

@@ -52,12 +52,14 @@ def create(
     is_leaving: Callable[[], bool] = lambda: False,
     note: Callable[[], str | None] = lambda: None,
     lifespan: Lifespan[Any] | None = None,
+    workers: Callable[[], str] | None = None,
 ) -> FastAPI:
     """Create the application.
 
     `readiness_problem` returns what prevents serving, in a sentence; it may block. `note` returns what does not prevent
     it but needs attention. `is_leaving` returns whether the collector stops soon: it still serves, while /readyz sends
-    new requests elsewhere. `lifespan` is entered while the application serves.
+    new requests elsewhere. `lifespan` is entered while the application serves. `workers` returns how many processes of
+    this collector serve; None: it is one process.
     """
     endpoint = batches.create_endpoint(intake)
     app = Application(
@@ -83,7 +85,7 @@ def create(
     app.include_router(handbook.router(lambda: describe(app)))
     app.include_router(series.router(context))
     app.include_router(samples.router(context))
-    _add_operation_routes(app, metrics, readiness_problem, is_leaving, note)
+    _add_operation_routes(app, metrics, readiness_problem, is_leaving, note, workers)
 
     @app.exception_handler(RequestValidationError)
     async def refuse_invalid(_request: Request, error: RequestValidationError) -> Response:
@@ -113,13 +115,18 @@ def _add_operation_routes(
     readiness_problem: Callable[[], str | None],
     is_leaving: Callable[[], bool],
     note: Callable[[], str | None],
+    workers: Callable[[], str] | None,
 ) -> None:
     """Routes for an orchestrator and for Prometheus."""
+
+    def serving() -> dict[str, str]:
+        """How many workers serve, where there are several."""
+        return {} if workers is None else {"workers": workers()}
 
     @app.get("/healthz", tags=["operation"])
     async def healthz() -> dict[str, str]:
         """The process is alive."""
-        return {"status": "ok"}
+        return {"status": "ok", **serving()}
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "Not ready, with the reason."}})
     def readyz(response: Response) -> dict[str, str]:
@@ -132,10 +139,10 @@ def _add_operation_routes(
             metrics.database_up.set(reason is None)
         if reason is None:
             attention = note()
-            return {"status": "ready"} if attention is None else {"status": "ready", "note": attention}
+            return {"status": "ready", **serving(), **({} if attention is None else {"note": attention})}
         response.status_code = 503
         response.headers["Retry-After"] = RETRY_AFTER_SECONDS
-        return {"status": "not ready", "reason": reason}
+        return {"status": "not ready", **serving(), "reason": reason}
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     def exposition() -> Response:

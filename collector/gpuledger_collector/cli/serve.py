@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
+import typer
 from typer import Option
 
-from gpuledger_collector import serving
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.common import new_app
+from gpuledger_collector.cli.common import new_app, refuse
 from gpuledger_collector.cli.session import load_settings
+from gpuledger_collector.settings import Settings, check
 
 app = new_app()
 
@@ -18,10 +20,16 @@ app = new_app()
 def serve(
     dsn: options.Dsn = None,
     config: options.Config = None,
+    workers: Annotated[
+        str | None, Option("--workers", metavar="N|auto", help="Processes that serve (default: the setting workers).")
+    ] = None,
     check_config: Annotated[bool, Option("--check-config", help="Check the settings and exit.")] = False,
+    worker: Annotated[str | None, Option("--worker", hidden=True)] = None,
 ) -> None:
     """Accept batches from agents, keep the ledger, run the jobs, answer the API."""
     settings = load_settings(config, dsn)
+    if workers is not None:
+        settings = _with_workers(settings, workers)
     # Secrets are read now, so that a missing file is an error at start.
     settings.agent_tokens()
     settings.reader_tokens()
@@ -29,4 +37,35 @@ def serve(
     if check_config:
         print("the settings are good")
         return
-    serving.serve(settings, lambda sentence: print(sentence, flush=True))
+    # `worker`: what the supervisor says to a process that it starts with its own command line.
+    _serve_as_worker(settings, worker) if worker is not None else _serve(settings)
+
+
+def _with_workers(settings: Settings, workers: str) -> Settings:
+    if workers != "auto" and not workers.isdigit():
+        refuse(f"--workers: {workers!r} is neither auto nor a whole number")
+    chosen = dataclasses.replace(settings, workers=0 if workers == "auto" else int(workers))
+    check(chosen)
+    return chosen
+
+
+def _serve(settings: Settings) -> None:
+    from gpuledger_collector import supervisor
+
+    count = supervisor.worker_count(settings.workers, supervisor.available_cores())
+    if count > 1:
+        raise typer.Exit(supervisor.supervise(settings, count, _say))
+    from gpuledger_collector import serving
+
+    serving.serve(settings, _say)
+
+
+def _serve_as_worker(settings: Settings, place: str) -> None:
+    from gpuledger_collector import serving
+    from gpuledger_collector.worker_group import WorkerGroup
+
+    serving.serve(settings, _say, WorkerGroup.join(place))
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)

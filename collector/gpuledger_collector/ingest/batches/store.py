@@ -60,6 +60,8 @@ from gpuledger_collector.ingest.batches.usage_intervals import (
 from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, days_of
 from gpuledger_common.wire import Answer
 
+RENEW_SHARED_AFTER = dt.timedelta(minutes=5)
+"""How long names and placements are cached where other processes write them too."""
 EnsurePartitions = Callable[[Connection, str, Iterable[int]], object]
 """Create the partitions of a table for days (unix milliseconds of their start); storage's `partitions.ensure`."""
 SettlePlacements = Callable[[Connection, Iterable[int], int], Mapping[int, Placement]]
@@ -80,6 +82,8 @@ class Store:
 
     ensure_partitions: EnsurePartitions
     settle_placements: SettlePlacements
+    is_shared: bool = False
+    """Other processes write what the same nodes send, so that a cached value need not be the latest one."""
     ids: IdCache = field(default_factory=IdCache)
     deferred: DeferredUpdates = field(default_factory=DeferredUpdates)
     _days: set[tuple[str, int]] = field(default_factory=set)
@@ -93,6 +97,8 @@ class Store:
     _since: dt.datetime | None = None
     """Since when placements are cached; another replica may have changed them."""
     _slow: dict[tuple[int, str], tuple[int, float | None]] = field(default_factory=dict)
+    _last_batches: dict[int, tuple[object, int]] = field(default_factory=dict)
+    """Epoch and number of the last batch of each node that this store wrote; kept only when shared."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def flush(
@@ -174,15 +180,37 @@ class Store:
         self.ids.forget()
         self.deferred.take()
         with self._lock:
-            self._days, self._slow = set(), {}
+            self._days, self._slow, self._last_batches = set(), {}, {}
             self._forget_placements()
 
     def renew(self, now: dt.datetime) -> None:
-        """Forget placements once a day, to see changes by other replicas: settling looks back two days."""
+        """Forget placements now and then, to see changes by other processes: settling looks back two days."""
         with self._lock:
-            if self._since is None or not dt.timedelta(0) <= now - self._since < RENEW_AFTER:
+            if self._since is None or not dt.timedelta(0) <= now - self._since < self._renew_after:
                 self._since = now
                 self._forget_placements()
+                if self.is_shared:
+                    self.ids.forget()
+
+    @property
+    def _renew_after(self) -> dt.timedelta:
+        return RENEW_SHARED_AFTER if self.is_shared else RENEW_AFTER
+
+    def _taken_over(self, batches: Sequence[ResolvedBatch], after_commit: list[Callable[[], None]]) -> set[int]:
+        """Accelerators of nodes of which another process has written batches since this store did.
+
+        Those batches have numbers between the last one here and these.
+        """
+        last: dict[int, tuple[object, int]] = {}
+        accelerators: set[int] = set()
+        for resolved in batches:
+            node_id, epoch, seq = resolved.node_id, resolved.batch.epoch, resolved.batch.seq
+            before = last.get(node_id) or self._last_batches.get(node_id)
+            if before is None or before[0] != epoch or not before[1] <= seq <= before[1] + 1:
+                accelerators.update(resolved.accelerators.values())
+            last[node_id] = epoch, seq
+        after_commit.append(lambda: self._last_batches.update(last))
+        return accelerators
 
     def _forget_placements(self) -> None:
         self._placements, self._inventory, self._forgotten = {}, object(), self._turn
@@ -211,6 +239,7 @@ class Store:
         after_commit: list[Callable[[], None]],
     ) -> PendingUpdates:
         """Write what bills depend on and return the other updates. Callables for after COMMIT are appended."""
+        taken_over = self._taken_over(batches, after_commit) if self.is_shared else set()
         # 1. Usage intervals, as they were reported: bills are computed from them.
         intervals = join_usage_intervals(batches)
         copy_usage_intervals(connection, intervals, presence_intervals(batches))
@@ -223,7 +252,7 @@ class Store:
         request_hour_recompute(connection, intervals, samples)
         if samples is not None:
             copy_samples(connection, samples)
-            after_commit.append(self.store_slow(connection, samples))
+            after_commit.append(self.store_slow(connection, samples, taken_over))
         counters.store_readings(connection, _counter_readings(batches))
         # 4. Latest values are returned, not written: the caller decides whether they are deferred.
         states = latest_states(join_usage_intervals(own) if changed else intervals)
@@ -304,19 +333,31 @@ class Store:
         row = self._placements.get(accelerator_id)
         return None if row is None else row.confirmed_since(node_id, attributes_id)
 
-    def store_slow(self, connection: Connection, samples: SampleRows) -> Callable[[], None]:
-        """Write the changes of slow metrics; returns what to call after COMMIT."""
+    def store_slow(
+        self, connection: Connection, samples: SampleRows, taken_over: Collection[int]
+    ) -> Callable[[], None]:
+        """Write the changes of slow metrics; returns what to call after COMMIT.
+
+        Of accelerators that are `taken_over` another process may have written later values than the cached ones.
+        """
         slow = {name: values for name, values in samples.columns.items() if name not in HOT_KINDS}
         if not slow:
             return lambda: None
-        # Slow metrics are stored where they change, so the value before must be known; it is read once per process.
-        self._read_slow(connection, set(samples.accelerator.tolist()), slow)
+        # Slow metrics are stored where they change, so the value before must be known.
+        self._read_slow(connection, set(samples.accelerator.tolist()), slow, taken_over)
         changes, latest = slow_changes(samples, slow, self._slow)
         write_slow(connection, changes)
         return lambda: self._slow.update(latest)
 
-    def _read_slow(self, connection: Connection, accelerators: set[int], metrics: Collection[str]) -> None:
-        missing = {(accelerator, name) for accelerator in accelerators for name in metrics} - self._slow.keys()
+    def _read_slow(
+        self, connection: Connection, accelerators: set[int], metrics: Collection[str], taken_over: Collection[int]
+    ) -> None:
+        missing = {
+            (accelerator, name)
+            for accelerator in accelerators
+            for name in metrics
+            if accelerator in taken_over or (accelerator, name) not in self._slow
+        }
         if not missing:
             return
         rows = connection.execute(
@@ -327,8 +368,10 @@ class Store:
         )
         with self._lock:
             for accelerator, name, at_ms, value in rows:
-                # Not overwritten: another writer may have cached a newer value since this query.
-                self._slow.setdefault((accelerator, name), (at_ms, value))
+                if accelerator in taken_over:
+                    self._slow[accelerator, name] = at_ms, value
+                else:  # not overwritten: another writer may have cached a newer value since this query
+                    self._slow.setdefault((accelerator, name), (at_ms, value))
 
 
 def _days_by_table(batches: Sequence[Accepted]) -> dict[str, set[int]]:

@@ -112,6 +112,8 @@ class RemoteStore:
         # 1. Join the samples to rows of accelerator and instant, and register what their labels name.
         rows = ScrapeRows.of(cache, requests)
         records = rows.accelerators
+        if self.store.is_shared:
+            self._read_health(connection, [record.uuid for record in records])
         self._update_health(rows)
         batches = rows.by_node(lambda uuid: page_health(self._health.get(uuid, {})))
         ids = self.store.ids.register(connection, batches, now)
@@ -148,11 +150,27 @@ class RemoteStore:
         new_rows = np.flatnonzero(new_bits)
         if len(new_rows):
             copy_samples(connection, select_new_readings(samples, new_rows, new_bits))
-        remember = self.store.store_slow(connection, samples)
+        # Requests of one Prometheus may reach any process, in parts.
+        taken_over = set(accelerator_ids.tolist()) if self.store.is_shared else set()
+        remember = self.store.store_slow(connection, samples, taken_over)
         write_values(connection, latest_values(samples, LatestStates.of(latest_holders(keys, scrapes))))
         request_slot_recompute(connection, [key for key, is_changed in zip(keys, changed, strict=True) if is_changed])
         move_heads(connection, keys)
         return remember
+
+    def _read_health(self, connection: Connection, uuids: list[str]) -> None:
+        """Read the stored readings of the metrics of health: other processes may have received newer ones."""
+        rows = connection.execute(
+            """
+            SELECT DISTINCT ON (a.uuid, s.metric) a.uuid, s.metric, s.value
+            FROM accelerator a JOIN gpu_state s ON s.accelerator_id = a.id
+            WHERE a.uuid = ANY(%s) AND s.metric = ANY(%s) ORDER BY a.uuid, s.metric, s.at_ms DESC
+            """,
+            (uuids, _HEALTH_METRICS),
+        )
+        for uuid, metric, value in rows:
+            if value is not None:
+                self._health[uuid][metric] = value
 
     def _update_health(self, rows: ScrapeRows) -> None:
         """Store the newest readings of the metrics of health, by accelerator."""

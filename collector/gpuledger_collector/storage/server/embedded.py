@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +31,7 @@ from typing import IO, Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable
+from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable, StorageError
 from gpuledger_collector.storage.server import disk, seat
 from gpuledger_collector.storage.server.binaries import (
     RunAs,
@@ -46,6 +48,7 @@ PASSWORDS = {OWNER: "password", ADMIN: "admin-password"}
 START_SECONDS = 120.0
 """How long a start may take: crash recovery replays the log since the last checkpoint."""
 STOP_SECONDS = 60.0
+WATCH_SECONDS = 0.5
 LOG_BYTES = 16 * 1024 * 1024
 OUR_FILES = re.compile(r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*")
 """What the data folder holds when nobody else uses it."""
@@ -65,6 +68,8 @@ OPTIONS = {
 """Readers leave half of the sessions to the owner; what a statement says of people is not written to the log."""
 _TRANSIENT = re.compile(r"pre-existing shared memory block|lock file \"postmaster\.pid\" already exists|in recovery")
 _PORT_TAKEN = re.compile(r"could not bind|Address already in use|could not create any TCP/IP sockets")
+
+log = logging.getLogger(__name__)
 
 
 class EmbeddedServer:
@@ -136,6 +141,27 @@ class EmbeddedServer:
                 return False
             self._join_or_start()
         return True
+
+    @contextlib.contextmanager
+    def kept_running(self) -> Iterator[None]:
+        """Start the server again whenever it dies while the block runs."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(WATCH_SECONDS):
+                try:
+                    if self.ensure_running():
+                        log.warning("the embedded database had ended and was started again")
+                except (StorageError, OSError):
+                    log.exception("the embedded database cannot be started again yet")
+
+        thread = threading.Thread(target=look, name="database-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(WATCH_SECONDS * 10)
 
     @property
     def dsn(self) -> str:

@@ -1,0 +1,58 @@
+"""Listening sockets: one for a collector that is one process, one for each of its workers else."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage.errors import EnvironmentLacks
+
+BACKLOG = 2048
+"""Connections that wait to be accepted; the kernel may allow fewer."""
+TAKEN_SECONDS = 2.0
+"""How long to try again: the workers of a killed supervisor end within moments of it."""
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Open the listening socket. Raises EnvironmentLacks when the address is unavailable."""
+    return _bind(settings, settings.listen_port)
+
+
+def listen_shared(settings: Settings, count: int) -> list[socket.socket]:
+    """Open several listening sockets on one address, among which the kernel spreads connections.
+
+    Whoever opens them keeps them: what connects while nobody accepts on its socket waits, and is not refused. Raises
+    EnvironmentLacks when the address is unavailable.
+    """
+    # Sockets of two collectors may share an address as well, so that one without sharing finds out whether it is free.
+    deadline = time.monotonic() + TAKEN_SECONDS
+    while True:
+        try:
+            with _bind(settings, settings.listen_port) as probe:
+                port = probe.getsockname()[1]
+            break
+        except EnvironmentLacks:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    return [_bind(settings, port, shared=True) for _ in range(count)]
+
+
+def _bind(settings: Settings, port: int, shared: bool = False) -> socket.socket:
+    host = settings.listen_host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{settings.listen} cannot be listened on ({error.strerror or error}): is a collector running already? "
+            "GPULEDGER_LISTEN names another address"
+        ) from error
+
+
+def address_of(settings: Settings, listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if settings.tls_certificate_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
