@@ -13,6 +13,7 @@ Exits with 1 when something acknowledged was lost, something was billed twice, o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import platform
 import random
 import shutil
@@ -49,13 +50,16 @@ def ours(given: argparse.Namespace) -> tuple[Verdict, Counter, dict[str, str]]:
     rng = random.Random(given.seed)
     spools = tempfile.mkdtemp(prefix="gpuledger-spools-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     begun = time.monotonic()
-    with FaultyFleet(given.seed, given.nodes, given.rate, Path(spools)) as fleet:
+    schedule = SCHEDULE if given.workers == 1 else (*SCHEDULE, "renew_workers")
+    with FaultyFleet(given.seed, given.nodes, given.rate, Path(spools), given.workers) as fleet:
         turn, peak = 0, 0.0
         while time.monotonic() - begun < given.seconds and fleet.injected().total() < given.faults:
             time.sleep(rng.uniform(0.5, 1.5) * given.pause)
             assert fleet.collector.process is not None
-            peak = max(peak, resident_mib(fleet.collector.process.pid, "VmHWM"))
-            getattr(fleet, SCHEDULE[turn % len(SCHEDULE)])()
+            for pid in (fleet.collector.process.pid, *fleet.collector.workers().values()):
+                with contextlib.suppress(FileNotFoundError, LookupError):
+                    peak = max(peak, resident_mib(pid, "VmHWM"))
+            getattr(fleet, schedule[turn % len(schedule)])()
             turn += 1
             if turn % 10 == 4 and given.herd:
                 fleet.stampede(given.herd)
@@ -73,7 +77,7 @@ def ours(given: argparse.Namespace) -> tuple[Verdict, Counter, dict[str, str]]:
             "seconds of faults": f"{injected:.0f}",
             "seconds until all was delivered, folded, rated and compared": f"{time.monotonic() - begun - injected:.0f}",
             "requests through the proxy": f"{requests:,}",
-            "peak memory of a collector": f"{peak:.0f} MiB",
+            "peak memory of a process of the collector": f"{peak:.0f} MiB",
             "the last stampede": fleet.stampede_said,
         }
         return verdict, faults, figures
@@ -105,6 +109,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=0.8, help="share of requests, and of answers, that are broken")
     parser.add_argument("--pause", type=float, default=8.0, help="mean seconds between two disasters")
     parser.add_argument("--herd", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=1, help="workers of the collector (default: 1)")
     parser.add_argument("--progress", action="store_true", help="show progress on standard error")
     parser.add_argument("--peer-seconds", type=float, default=45, help="faults of each scenario of the comparison")
     parser.add_argument("--only", choices=("ours", "peer"))

@@ -319,13 +319,15 @@ def turns(given: argparse.Namespace, data: Data, found: dict[str, list[tuple[flo
 
 
 @contextlib.contextmanager
-def collecting() -> Iterator[CollectorProcess]:
+def collecting(workers: int = 1) -> Iterator[CollectorProcess]:
     """A collector of this run's own, without its jobs."""
     folder = open_folder("gpuledger-bench-")
-    made = CollectorProcess(folder, GPULEDGER_JOBS="false", GPULEDGER_NODE_NAMES_PER_SECOND="0")
+    made = CollectorProcess(
+        folder, GPULEDGER_JOBS="false", GPULEDGER_NODE_NAMES_PER_SECOND="0", GPULEDGER_WORKERS=str(workers)
+    )
     try:
         made.start()
-        made.wait_ready()
+        made.wait_serving(workers)
         yield made
     finally:
         if made.process is not None and made.process.poll() is None:
@@ -343,8 +345,16 @@ def check(dsn: str, rows: int) -> None:
         raise SystemExit(f"{rows} samples were acknowledged, and stored are {found}")
 
 
-def at_a_rate(agents: int, seconds: int) -> tuple[Sent, float, float]:
-    """A post a second from each agent over a connection of its own: waits, the collector's RSS and peak in MiB."""
+def own_pids(collector: CollectorProcess) -> list[int]:
+    """Processes that take posts: the collector itself, or its workers."""
+    assert collector.process is not None
+    return list(collector.workers().values()) or [collector.process.pid]
+
+
+def at_a_rate(agents: int, seconds: int, workers: int = 1) -> tuple[Sent, float, float]:
+    """A post a second from each agent over a connection of its own: waits, RSS and peak in MiB of the largest process
+    that takes them.
+    """
     starts = minutes(seconds + 2)
     made = []
     for number in range(agents):
@@ -356,13 +366,55 @@ def at_a_rate(agents: int, seconds: int) -> tuple[Sent, float, float]:
                 for turn, at in enumerate(starts)
             ]
         )
-    with collecting() as collector:
-        assert collector.process is not None
+    with collecting(workers) as collector:
         steady(collector.port, [queue[:2] for queue in made], 2.0)
         sent = steady(collector.port, [queue[2:] for queue in made], 1.0)
-        memory = resident_mib(collector.process.pid, "VmRSS"), resident_mib(collector.process.pid, "VmHWM")
+        rss, peak = (max(resident_mib(pid, key) for pid in own_pids(collector)) for key in ("VmRSS", "VmHWM"))
         check(collector.dsn(), agents * len(starts) * ROWS)
-    return sent, *memory
+    return sent, rss, peak
+
+
+def workers_in_turn(given: argparse.Namespace, counts: Sequence[int]) -> None:
+    """Prints throughput, CPU a post, p99 and memory with these numbers of workers, as ratios to the first."""
+    data = Data(given.nodes, given.rounds, given.runs, given.links, False)
+    found: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
+    supervisors: dict[int, float] = {}
+    with contextlib.ExitStack() as stack:
+        collectors = {count: stack.enter_context(collecting(count)) for count in counts}
+        for run in range(given.runs + 1):
+            for count, collector in collectors.items():
+                assert collector.process is not None
+                pids = {*own_pids(collector), collector.process.pid}
+
+                def busy(pids: set[int] = pids, collector: CollectorProcess = collector) -> float:
+                    return sum(map(cpu_seconds, pids)) + tree_seconds(collector.postmaster())
+
+                before = busy()
+                sent = closed(collector.port, data.ours[run])
+                found[count].append((sent.wall_s, busy() - before))
+                supervisors[count] = resident_mib(collector.process.pid, "VmRSS")
+        for collector in collectors.values():
+            check(collector.dsn(), sum(sum(map(len, queues)) for queues in data.ours) * ROWS)
+    posts = given.nodes * given.rounds
+    print(
+        f"{posts:,} posts of {ROWS} GPU-samples a run over {given.links} connections, medians of {given.runs} runs in"
+    )
+    print(f"turn; p99 of {given.agents:,} posts a second for {given.seconds} s, each agent on its own connection\n")
+    print("| workers | posts/s | | CPU ms a post | | p99 ms | | RSS of a worker, MiB | of the supervisor |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    first: tuple[float, float, float] | None = None
+    for count in counts:
+        sent, rss, _ = at_a_rate(given.agents, given.seconds, count)
+        values = (
+            posts / statistics.median(wall for wall, _ in found[count][1:]),
+            statistics.median(cpu for _, cpu in found[count][1:]) / posts * 1000,
+            sent.quantile(0.99),
+        )
+        first = first or values
+        rate, cpu, p99 = (f"{value:,.{digits}f}" for value, digits in zip(values, (0, 2, 1), strict=True))
+        ratios = [f"{value / base:.2f}" for value, base in zip(values, first, strict=True)]
+        own = f"{supervisors[count]:.0f}" if count > 1 else "none"
+        print(f"| {count} | {rate} | {ratios[0]} | {cpu} | {ratios[1]} | {p99} | {ratios[2]} | {rss:.0f} | {own} |")
 
 
 def table(found: dict[str, list[tuple[float, float]]], count: int) -> dict[str, tuple[float, float]]:
@@ -399,7 +451,13 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=1000, help="agents that post once a second (default: 1,000)")
     parser.add_argument("--seconds", type=int, default=15, help="how long they post (default: 15)")
     parser.add_argument("--only", choices=("turns", "rate"))
+    parser.add_argument("--workers", metavar="N,N,...", help="only compare these numbers of workers, as 1,2,4")
     given = parser.parse_args()
+    if given.workers:
+        print(f"{machine()}\n")
+        workers_in_turn(given, [int(count) for count in given.workers.split(",")])
+        print(f"\n{machine()}")
+        return 0
     missing = [name for name in ("prometheus", "victoria-metrics") if not shutil.which(name)]
     if missing:
         print(f"not compared: {' and '.join(missing)} is missing (on Debian: apt-get install {' '.join(missing)})\n")

@@ -67,13 +67,18 @@ def escaped(_logger: object, _method: str, event: structlog.typing.EventDict) ->
     return event
 
 
-def configure_logging(settings: Settings) -> None:
-    """Send log lines of all libraries through structlog to standard error."""
+def configure_logging(settings: Settings, worker: int | None = None) -> None:
+    """Send log lines of all libraries through structlog to standard error, each with the number of the worker."""
+
+    def add_worker(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return event if worker is None else {**event, "worker": worker}
+
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_worker,
     ]
     as_json = settings.log_format == "json"
     renderer: structlog.typing.Processor = (

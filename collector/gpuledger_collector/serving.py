@@ -49,7 +49,7 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
 
     Raises StorageError when it cannot start.
     """
-    configure_logging(settings)
+    configure_logging(settings, None if group is None else group.place.number)
     # uvicorn raises the signal again after it has stopped; then it must not end the process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

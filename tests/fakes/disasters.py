@@ -7,6 +7,7 @@ transaction a lock on the next table that it writes does.
 import asyncio
 import contextlib
 import http.client
+import os
 import random
 import shutil
 import signal
@@ -36,18 +37,21 @@ TABLES = {
     "gpu_latest": "the samples are written",
 }
 """A lock on the table stops a transaction just there."""
-IN_TRANSACTION = "collector killed: in a transaction, "
+IN_TRANSACTION = "in a transaction, "
 HERD = 2000
 
 
 class FaultyFleet:
     """A collector with its database, the proxy before it, the nodes behind that, and one ledger of truth."""
 
-    def __init__(self, seed: int, nodes: int = 12, rate: float = 0.6, spools: Path | None = None) -> None:
+    def __init__(
+        self, seed: int, nodes: int = 12, rate: float = 0.6, spools: Path | None = None, workers: int = 1
+    ) -> None:
         self.seed, self.chance = seed, random.Random(seed)
         self.folder = open_folder("gpuledger-faults-")
         self.spools = Path(spools) if spools else self.folder / "spools"
-        self.collector = CollectorProcess(self.folder)
+        self.collector = CollectorProcess(self.folder, GPULEDGER_WORKERS=str(workers))
+        self.worker_count = workers
         self.truth = Truth()
         self.faults: Counter = Counter()
         self.poisoned: Counter = Counter()
@@ -99,23 +103,47 @@ class FaultyFleet:
 
     # What an operator, a kernel or a bad day does.
 
+    def _kill(self, how: str) -> None:
+        """SIGKILL the collector, and start it again; of several workers all, one, or their supervisor."""
+        victims = ["collector"] if self.worker_count == 1 else ["supervisor", "worker", "worker", "every worker"]
+        victim = self.chance.choice(victims)
+        self.faults[f"{victim} killed: {how}"] += 1
+        workers = list(self.collector.workers().values())
+        if victim in {"collector", "supervisor"} or not workers:
+            self.collector.kill()
+            self.collector.start()
+            return
+        for pid in workers if victim == "every worker" else [self.chance.choice(workers)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _start_again(self, how: str) -> None:
-        self.faults[how] += 1
-        self.collector.kill()
-        self.collector.start()
+        self._kill(how)
         self.collector.wait_ready()
+
+    def renew_workers(self) -> None:
+        """SIGHUP: every worker is replaced, one after the other."""
+        assert self.collector.process is not None
+        self.collector.wait_serving(self.worker_count)
+        before = set(self.collector.workers().values())
+        self.faults["rolling restart of the workers"] += 1
+        self.collector.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 120
+        while before & set(self.collector.workers().values()):
+            assert time.monotonic() < deadline, "the workers were not replaced"
+            time.sleep(0.05)
 
     def kill_at_random(self) -> None:
         """SIGKILL whatever it does."""
         time.sleep(self.chance.uniform(0, 0.2))
-        self._start_again("collector killed: at random")
+        self._start_again("at random")
 
     def kill_at_point(self) -> None:
         """SIGKILL while the proxy holds a request just there."""
         point = POINTS[self.chance.randrange(len(POINTS))]
         self.proxy.say(f"catch {point}")
         if self.proxy.wait("caught", 10) is not None:
-            self._start_again(f"collector killed: {point}")
+            self._start_again(point)
         self.proxy.say("release")
 
     def kill_in_transaction(self, seconds: float = 60) -> bool:
@@ -128,11 +156,9 @@ class FaultyFleet:
                 time.sleep(0.01)
                 caught = self._waits(connection)
             if caught:
-                self.faults[IN_TRANSACTION + TABLES[table]] += 1
-                self.collector.kill()
+                self._kill(IN_TRANSACTION + TABLES[table])
             connection.rollback()
         if caught:
-            self.collector.start()
             self.collector.wait_ready()
         return caught
 
@@ -211,7 +237,7 @@ class FaultyFleet:
     def stampede(self, herd: int = HERD) -> None:
         """Agents that all connect within a second, to a collector that has just come back."""
         self._herds += 1
-        self._start_again("collector killed: before a stampede")
+        self._start_again("before a stampede")
         bodies = {}
         for number in range(herd):
             name = f"herd-{number}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -33,6 +34,7 @@ class CollectorProcess:
             "GPULEDGER_DATA_DIR": str(folder / "data"),
             "GPULEDGER_LISTEN": f"127.0.0.1:{self.port}",
             "GPULEDGER_MAX_EVIDENCE_AGE_DAYS": "0",  # tests and measurements send fixed days
+            "GPULEDGER_WORKERS": "1",  # whatever this machine has
         }
         self.environment = environment(**{**own, **settings})
         self.process: subprocess.Popen[bytes] | None = None
@@ -58,6 +60,14 @@ class CollectorProcess:
             time.sleep(0.05)
         raise AssertionError("not ready: " + (self.folder / "collector.log").read_text()[-3000:])
 
+    def wait_serving(self, workers: int, seconds: float = 120) -> None:
+        """Wait until all workers serve."""
+        self.wait_ready(seconds)
+        deadline = time.monotonic() + seconds
+        while workers > 1 and f'"workers":"{workers} of {workers}"' not in self.get("/readyz")[1]:
+            assert time.monotonic() < deadline, self.get("/readyz")
+            time.sleep(0.05)
+
     def get(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
@@ -79,6 +89,18 @@ class CollectorProcess:
             return None
         finally:
             connection.close()
+
+    def workers(self) -> dict[int, int]:
+        """Process ids of the workers by their numbers, where there are several."""
+        assert self.process is not None
+        found = {}
+        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"--worker" in words:
+                    place = json.loads(words[words.index(b"--worker") + 1])
+                    found[place["number"]] = int(pid)
+        return found
 
     def kill(self) -> None:
         """As the out-of-memory killer would."""

@@ -1,6 +1,7 @@
 """Who may report and who may read: tokens by role, node and owner, their life, and what each is told."""
 
 import time
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -206,6 +207,25 @@ def test_ingest_costs_no_query_a_batch():
     now[0] += 60
     keys.refresh()
     assert shelf.noted == {1: NOW_MS}
+
+
+def test_a_revoked_token_is_refused_a_second_later_by_every_process():
+    """Whoever has checked just before a token was revoked checks again within a second, however often it is asked."""
+    now = [100.0]
+    secret = tokens.new_secret()
+    live = Token(1, "n", "agent", "n", None, tokens.hash_of(secret), 0)
+    shelf = Shelf(live)
+    processes = [Keys(shelf, lambda: NOW_MS, steady=lambda: now[0]) for _ in range(3)]
+    for keys in processes:
+        keys.refresh(f"Bearer {secret}")
+        now[0] += 0.3
+    shelf.kept = [replace(live, revoked_ms=NOW_MS)]
+    now[0] += keys_module.FRESH_SECONDS
+    for keys in processes:
+        keys.refresh(f"Bearer {secret}")
+        with pytest.raises(Denied):
+            keys.agent(f"Bearer {secret}")
+    assert keys_module.FRESH_SECONDS <= 1
 
 
 def test_guessing_tokens_does_not_flood_the_database():
