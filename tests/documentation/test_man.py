@@ -23,7 +23,8 @@ def collector_commands(path, command):
         for name in command.commands:
             yield from collector_commands(f"{path} {name}", command.commands[name])
         return
-    yield path, [name for parameter in command.params if parameter.opts[0].startswith("-") for name in parameter.opts]
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    yield path, [name for parameter in shown if parameter.opts[0].startswith("-") for name in parameter.opts]
 
 
 def agent_commands():
