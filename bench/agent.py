@@ -6,6 +6,8 @@ A real agent process reads the C stand-in for NVML (tests/fakes/nvml_stub.c) thr
 pushes to a collector on this machine; Prometheus' node_exporter (Debian's prometheus-node-exporter) runs at the same
 time for comparison, and both are scraped every 10 s. The stand-in answers at once, where a driver takes 1 µs to some
 milliseconds, so only the agent's own cost is measured. The last rows are ratios.
+
+Then one of the GPUs stops answering: the time of a tick and of a scrape beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import platform
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,8 +34,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 GPUS, INTERVAL_S, WARM_UP_S, SECONDS = 8, 10.0, 25.0, 60.0
 MAX_MIB, MAX_SHARE = 35.0, 0.005
+UNIT = {"MALLOC_ARENA_MAX": "1"}
+"""The environment that our units and our image set for the agent."""
+HANGING = 3
+"""The GPU that stops answering."""
+SCRAPES = 500
 INSIDE = """
-import json, statistics, sys, time
+import json, os, statistics, sys, time
 import pynvml
 from gpuledger_agent.sources.nvml import NvmlSource
 
@@ -54,8 +62,16 @@ for _ in range(5000):
     pynvml.nvmlDeviceGetPowerUsage(handle)
 call = (time.perf_counter() - started) / 5000 * 1e6
 readings = sum(len(sample.values) for sample in source.read({"fast", "gpm", "slow"}))
-source.close()
-json.dump({"fast": fast, "slow": slow, "call_us": call, "readings": readings}, sys.stdout)
+with open(os.environ["NVML_STUB_SCENARIO"], "a") as scenario:
+    scenario.write(f"hang {sys.argv[1]} 600\\n")
+started = time.perf_counter()
+answered = sum(sample.health.status == "ok" for sample in source.read({"fast", "gpm"}))
+first = time.perf_counter() - started
+beside = milliseconds({"fast", "gpm"}, 200)
+figures = {"fast": fast, "slow": slow, "call_us": call, "readings": readings}
+json.dump(figures | {"hang_s": first, "answered": answered, "beside": beside}, sys.stdout)
+sys.stdout.flush()
+os._exit(0)  # the driver's call never returns
 """
 
 
@@ -171,6 +187,42 @@ def measure_all(commands: dict[str, tuple[list[str], dict[str, str], int]], seco
     return footprints
 
 
+def scrapes_beside_hang(folder: Path, url: str) -> dict[str, tuple[float, float]]:
+    """Median and 99th percentile of a scrape in milliseconds, of an agent with a GPU that hangs and of one without.
+
+    Both run at the same time and are scraped in turn, so that load on the machine affects both.
+    """
+    ports, taken = {}, {"hanging": list[float](), "healthy": list[float]()}
+    with contextlib.ExitStack() as stack:
+        for name in taken:
+            place = folder / name
+            place.mkdir()
+            command, environment, ports[name] = agent_command(place, url, installed(place), 1.0)
+            stack.enter_context(running(command, environment, ports[name]))
+        time.sleep(5.0)
+        with (folder / "hanging" / "scenario").open("a") as words:
+            words.write(f"hang {HANGING} 600\n")
+        for _ in range(SCRAPES):
+            for name, milliseconds in taken.items():
+                milliseconds.append(scrape(ports[name])[0] * 1000)
+            time.sleep(0.1)
+    return {name: (statistics.median(part), sorted(part)[int(len(part) * 0.99)]) for name, part in taken.items()}
+
+
+def installed(folder: Path) -> dict[str, str]:
+    """The environment of an installed agent that reads the stand-in, or SystemExit without a compiler."""
+    from fakes.nvml import stand_in
+
+    environment = stand_in(folder, scenario())
+    if environment is None:
+        print("bench: no C compiler; on Debian: apt-get install gcc libc6-dev", file=sys.stderr)
+        raise SystemExit(3)
+    # As installed: modules are compiled once, not by every process.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    # The stand-in looks for events; a driver is woken by them.
+    return {**environment, **UNIT, "NVML_STUB_EVENT_POLL_MS": "1000"}
+
+
 def bare_mib() -> float:
     """RSS of an idle interpreter, the lower bound for any Python program."""
     code = "print([l for l in open('/proc/self/status') if l.startswith('VmRSS')][0].split()[1])"
@@ -178,11 +230,13 @@ def bare_mib() -> float:
     return int(answer.stdout) / 1024
 
 
-def agent_command(folder: Path, url: str, environment: dict[str, str]) -> tuple[list[str], dict[str, str], int]:
+def agent_command(
+    folder: Path, url: str, environment: dict[str, str], interval_s: float = INTERVAL_S
+) -> tuple[list[str], dict[str, str], int]:
     port = free_port()
     settings = {
         "SPOOL_DIR": str(folder / "spool"),
-        "SAMPLE_INTERVAL_S": str(INTERVAL_S),
+        "SAMPLE_INTERVAL_S": str(interval_s),
         "COLLECTOR_URL": url,
         "METRICS_LISTEN": f"127.0.0.1:{port}",
         "NODE": "bench",
@@ -205,7 +259,9 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}"
 
 
-def report(footprints: dict[str, Footprint], inside: dict, seconds: float) -> int:
+def report(
+    footprints: dict[str, Footprint], inside: dict, scrapes: dict[str, tuple[float, float]], seconds: float
+) -> int:
     """Print the tables; returns 1 when a goal is missed."""
     ours, bare = footprints["gpuledger-agent"], bare_mib()
     other = footprints.get("node_exporter")
@@ -234,23 +290,28 @@ def report(footprints: dict[str, Footprint], inside: dict, seconds: float) -> in
         middle, worst = inside[tier]
         print(f"- one tick of {GPUS} GPUs, {name}: {middle:.1f} ms (99th percentile {worst:.1f} ms)")
     print(f"- {inside['readings']} readings in a full tick; one call through the binding: {inside['call_us']:.1f} µs")
+    (hanging, worst_hanging), (healthy, worst_healthy) = scrapes["hanging"], scrapes["healthy"]
+    print(
+        f"- GPU {HANGING} stops answering: the round that notices it takes {inside['hang_s']:.1f} s, "
+        f"{inside['answered']} of {GPUS} GPUs answer in it; the next 200 rounds {inside['beside'][0]:.1f} ms "
+        f"(99th percentile {inside['beside'][1]:.1f} ms)"
+    )
+    print(
+        f"- {SCRAPES} scrapes from then on: {hanging:.1f} ms (99th percentile {worst_hanging:.1f} ms); in turn, of an "
+        f"agent whose GPUs all answer: {healthy:.1f} ms ({worst_healthy:.1f} ms)"
+    )
     met = ours.rss <= MAX_MIB and ours.share <= MAX_SHARE
     print(f"- goals: RSS at most {MAX_MIB:g} MiB, at most {MAX_SHARE:.1%} of a core: {'met' if met else 'MISSED'}")
     return 0 if met else 1
 
 
 def main() -> int:
-    from fakes.nvml import stand_in
     from fakes.sink import sink
 
     seconds = float(option("seconds", str(SECONDS)))
     with tempfile.TemporaryDirectory() as name, sink() as collector:
         folder = Path(name)
-        environment = stand_in(folder, scenario())
-        if environment is None:
-            print("bench: no C compiler; on Debian: apt-get install gcc libc6-dev", file=sys.stderr)
-            return 3
-        environment["NVML_STUB_EVENT_POLL_MS"] = "1000"  # the stand-in looks for events; a driver is woken by them
+        environment = installed(folder)
         commands = {"gpuledger-agent": agent_command(folder, collector.url, environment)}
         exporter = shutil.which("prometheus-node-exporter")
         if exporter:
@@ -258,9 +319,10 @@ def main() -> int:
             commands["node_exporter"] = ([exporter, f"--web.listen-address=127.0.0.1:{port}"], dict(os.environ), port)
         footprints = measure_all(commands, seconds)
         inside = subprocess.run(
-            [sys.executable, "-c", INSIDE], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", INSIDE, str(HANGING)], env=environment, capture_output=True, text=True, check=True
         )
-        return report(footprints, json.loads(inside.stdout), seconds)
+        scrapes = scrapes_beside_hang(folder, collector.url)
+        return report(footprints, json.loads(inside.stdout), scrapes, seconds)
 
 
 if __name__ == "__main__":

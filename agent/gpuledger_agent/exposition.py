@@ -18,7 +18,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gpuledger_agent import __version__
-from gpuledger_agent.hardware_names import hardware_families
 from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
 from gpuledger_common.catalog import BY_NAME
@@ -54,6 +53,8 @@ class AgentCollector(Collector):
         yield from self._gpu(latest)
         yield from self._owners(latest)
         if self._hardware:
+            from gpuledger_agent.hardware_names import hardware_families
+
             yield from hardware_families(self._node, _read(latest))
         yield from self._agent()
 

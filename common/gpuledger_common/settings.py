@@ -5,8 +5,6 @@ Every fault is collected, so that one start reports all of them, each with its p
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +34,8 @@ MODEL_PREFIX = "GPULEDGER_MODEL_"
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file. Raises SettingsError with file and reason."""
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -56,6 +56,8 @@ def lines_of(path: Path, names: Collection[str]) -> dict[str, str]:
 
 def nearest_name(name: str, known: Collection[str]) -> str:
     """The known name that is spelled most like this one."""
+    import difflib
+
     return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
 
 

@@ -31,7 +31,7 @@ RUN /opt/gpuledger/bin/gpuledger-agent --help
 FROM python:${PYTHON}
 RUN useradd --uid 10001 --user-group --create-home --home-dir /var/lib/gpuledger-agent --shell /usr/sbin/nologin gpuledger
 COPY --from=build /opt/gpuledger /opt/gpuledger
-ENV PATH=/opt/gpuledger/bin:$PATH PYTHONUNBUFFERED=1 GPULEDGER_AGENT_SPOOL_DIR=/var/lib/gpuledger-agent/spool GPULEDGER_AGENT_METRICS_LISTEN=0.0.0.0:9440 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=utility
+ENV PATH=/opt/gpuledger/bin:$PATH PYTHONUNBUFFERED=1 MALLOC_ARENA_MAX=1 GPULEDGER_AGENT_SPOOL_DIR=/var/lib/gpuledger-agent/spool GPULEDGER_AGENT_METRICS_LISTEN=0.0.0.0:9440 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=utility
 USER 10001:10001
 WORKDIR /var/lib/gpuledger-agent
 EXPOSE 9440
