@@ -48,6 +48,13 @@ def test_the_agent_imports_nothing_heavy():
     assert not loaded & {*HEAVY, "gpuledger_collector"}
 
 
+def test_the_agent_imports_late_what_few_nodes_need():
+    """A misspelled setting, a configuration file: the others do not keep the code for them in memory."""
+    loaded = modules_loaded_by("import gpuledger_agent.cli, gpuledger_agent.daemon, gpuledger_agent.exposition")
+    assert "prometheus_client" in loaded
+    assert not loaded & {"difflib", "tomllib"}
+
+
 def test_help_loads_no_heavy_library():
     """`gpuledger --help` answers at once because pandas, SQLAlchemy and the like are imported where they are used."""
     loaded = modules_loaded_by(
