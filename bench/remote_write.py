@@ -67,6 +67,8 @@ def bodies(nodes: int, metrics: int, rounds: int) -> list[bytes]:
             del made.samples[:]
             changes = scrape * 13 if chosen[number].hot else 0
             value = float((number * 31 + place * 7 + changes) % 97)
+            if chosen[number].name.endswith("_ratio") and chosen[number].dcgm_scale == 1:
+                value = round(value / 97, 6)
             made.samples.add(value=value, timestamp=start + scrape * INTERVAL_MS + place // (8 * len(names)))
             parts.append(made.SerializeToString())
             if len(parts) == SAMPLES:

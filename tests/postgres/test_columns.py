@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpuledger_collector.ingest.batches.attributes import ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import BinaryArray, blank, pack, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList
-from gpuledger_collector.ingest.batches.samples import SampleRows, join_samples, slow_changes
+from gpuledger_collector.ingest.batches.samples import SampleRows, join_samples
+from gpuledger_collector.ingest.batches.slow_values import KnownValues
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, accept
 from gpuledger_common.wire import ABSENT_INT64, Column, Heartbeat, WireAccelerator
 from gpuledger_common.wire import Samples as WireSamples
@@ -164,14 +165,12 @@ def test_bad_columns_say_why(column, reason):
 def test_slow_metrics_can_be_read_back_at_any_instant(readings):
     """The changes alone give each accelerator's value at each instant that was read, in order of time."""
     once = {(accelerator, at): value for accelerator, at, value in readings}
-    samples = SampleRows(
-        accelerator=np.array([key[0] for key in once], dtype="<i8"),
-        at_ms=np.array([key[1] for key in once], dtype="<i8"),
-        columns={},
-    )
-    values = np.array([np.nan if value is None else value for value in once.values()])
-    changes, _ = slow_changes(samples, {"m": values}, {})
-    known = {(accelerator, at): value for accelerator, at, value in ((c[0], c[2], c[3]) for c in changes)}
+    row = np.array([accelerator - 1 for accelerator, _ in once])
+    at_ms = np.array([at for _, at in once], dtype="<i8")
+    values = np.array([[np.nan if value is None else value] for value in once.values()])
+    before = KnownValues(np.full((3, 1), -1), np.full((3, 1), np.nan))
+    changed = before.select_changed(row, at_ms, values)
+    known = {key: value for (key, value), is_changed in zip(once.items(), changed[:, 0], strict=True) if is_changed}
     for (accelerator, at), value in once.items():
         if value is not None:
             latest = max(when for who, when in known if who == accelerator and when <= at)

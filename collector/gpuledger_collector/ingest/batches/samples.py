@@ -1,4 +1,4 @@
-"""Samples of a flush: hot metrics to the sample table, slow metrics where they change."""
+"""Samples of a flush: hot metrics to the sample table."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from gpuledger_collector.ingest.batches.columns import (
     Array,
     absent_if_not_finite,
     blank,
-    is_absent,
     pack,
 )
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, SampleBlock
 from gpuledger_common.catalog import HOT
 
 HOT_KINDS = {metric.name: metric.column_kind for metric in HOT}
-SlowChange = tuple[int, str, int, float | None]
-"""Accelerator, metric, instant, value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +76,3 @@ def copy_samples(connection: Connection, samples: SampleRows) -> None:
     ):
         for part in pack(columns):
             copy.write(part)
-
-
-def slow_changes(
-    samples: SampleRows, slow: dict[str, Array], known: dict[tuple[int, str], tuple[int, float | None]]
-) -> tuple[list[SlowChange], dict[tuple[int, str], tuple[int, float | None]]]:
-    """Find where slow metrics change, in order of time, and their latest values.
-
-    An absent reading is no change: slow metrics are read seldom. A reading older than the known one is always written,
-    because the value before it is not known.
-    """
-    changes: list[SlowChange] = []
-    latest: dict[tuple[int, str], tuple[int, float | None]] = {}
-    # By accelerator, then by time: lexsort sorts by its last key first.
-    order = np.lexsort((samples.at_ms, samples.accelerator))
-    for name, values in slow.items():
-        absent = is_absent(values)
-        for row in order[~absent[order]]:
-            key = (int(samples.accelerator[row]), name)
-            at_ms, value = int(samples.at_ms[row]), float(values[row])
-            # A change is relative to the reading before it in this flush, else to the stored one.
-            before = latest.get(key) or known.get(key)
-            if before is None or at_ms < before[0] or before[1] != value:
-                changes.append((*key, at_ms, value))
-            if before is None or at_ms >= before[0]:
-                latest[key] = (at_ms, value)
-    return changes, latest
-
-
-def write_slow(connection: Connection, changes: Sequence[SlowChange]) -> None:
-    """Write the changes; the same reading again replaces itself."""
-    # One row per key, because ON CONFLICT cannot update a row twice; of repetitions the last counts.
-    unique = {change[:3]: change for change in changes}
-    if not unique:
-        return
-    columns = list(zip(*(unique[key] for key in sorted(unique)), strict=True))
-    connection.execute(
-        "INSERT INTO gpu_state (accelerator_id, metric, at_ms, value)"
-        " SELECT * FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::double precision[])"
-        " ON CONFLICT (accelerator_id, metric, at_ms) DO UPDATE SET value = excluded.value",
-        tuple(list(column) for column in columns),
-    )

@@ -43,14 +43,8 @@ from gpuledger_collector.ingest.batches.latest_values import (
     updates_of,
     write_updates,
 )
-from gpuledger_collector.ingest.batches.samples import (
-    HOT_KINDS,
-    SampleRows,
-    copy_samples,
-    join_samples,
-    slow_changes,
-    write_slow,
-)
+from gpuledger_collector.ingest.batches.samples import copy_samples, join_samples
+from gpuledger_collector.ingest.batches.slow_values import SlowValues
 from gpuledger_collector.ingest.batches.usage_intervals import (
     copy_usage_intervals,
     join_usage_intervals,
@@ -86,6 +80,7 @@ class Store:
     """Other processes write what the same nodes send, so that a cached value need not be the latest one."""
     ids: IdCache = field(default_factory=IdCache)
     deferred: DeferredUpdates = field(default_factory=DeferredUpdates)
+    slow: SlowValues = field(default_factory=SlowValues)
     _days: set[tuple[str, int]] = field(default_factory=set)
     _placements: dict[int, CachedPlacement] = field(default_factory=dict)
     """The newest inventory row of each accelerator, to skip evidence that changes nothing."""
@@ -96,7 +91,6 @@ class Store:
     _forgotten: int = 0
     _since: dt.datetime | None = None
     """Since when placements are cached; another replica may have changed them."""
-    _slow: dict[tuple[int, str], tuple[int, float | None]] = field(default_factory=dict)
     _last_batches: dict[int, tuple[object, int]] = field(default_factory=dict)
     """Epoch and number of the last batch of each node that this store wrote; kept only when shared."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -180,7 +174,7 @@ class Store:
         self.ids.forget()
         self.deferred.take()
         with self._lock:
-            self._days, self._slow, self._last_batches = set(), {}, {}
+            self._days, self.slow, self._last_batches = set(), SlowValues(), {}
             self._forget_placements()
 
     def renew(self, now: dt.datetime) -> None:
@@ -252,7 +246,7 @@ class Store:
         request_hour_recompute(connection, intervals, samples)
         if samples is not None:
             copy_samples(connection, samples)
-            after_commit.append(self.store_slow(connection, samples, taken_over))
+            after_commit.append(self.slow.store(connection, samples, taken_over))
         counters.store_readings(connection, _counter_readings(batches))
         # 4. Latest values are returned, not written: the caller decides whether they are deferred.
         states = latest_states(join_usage_intervals(own) if changed else intervals)
@@ -333,45 +327,6 @@ class Store:
         row = self._placements.get(accelerator_id)
         return None if row is None else row.confirmed_since(node_id, attributes_id)
 
-    def store_slow(
-        self, connection: Connection, samples: SampleRows, taken_over: Collection[int]
-    ) -> Callable[[], None]:
-        """Write the changes of slow metrics; returns what to call after COMMIT.
-
-        Of accelerators that are `taken_over` another process may have written later values than the cached ones.
-        """
-        slow = {name: values for name, values in samples.columns.items() if name not in HOT_KINDS}
-        if not slow:
-            return lambda: None
-        # Slow metrics are stored where they change, so the value before must be known.
-        self._read_slow(connection, set(samples.accelerator.tolist()), slow, taken_over)
-        changes, latest = slow_changes(samples, slow, self._slow)
-        write_slow(connection, changes)
-        return lambda: self._slow.update(latest)
-
-    def _read_slow(
-        self, connection: Connection, accelerators: set[int], metrics: Collection[str], taken_over: Collection[int]
-    ) -> None:
-        missing = {
-            (accelerator, name)
-            for accelerator in accelerators
-            for name in metrics
-            if accelerator in taken_over or (accelerator, name) not in self._slow
-        }
-        if not missing:
-            return
-        rows = connection.execute(
-            # The newest stored value for each pair of accelerator and metric.
-            "SELECT DISTINCT ON (accelerator_id, metric) accelerator_id, metric, at_ms, value FROM gpu_state"
-            " WHERE accelerator_id = ANY(%s) AND metric = ANY(%s) ORDER BY accelerator_id, metric, at_ms DESC",
-            (sorted({accelerator for accelerator, _ in missing}), sorted({name for _, name in missing})),
-        )
-        with self._lock:
-            for accelerator, name, at_ms, value in rows:
-                if accelerator in taken_over:
-                    self._slow[accelerator, name] = at_ms, value
-                else:  # not overwritten: another writer may have cached a newer value since this query
-                    self._slow.setdefault((accelerator, name), (at_ms, value))
 
 
 def _days_by_table(batches: Sequence[Accepted]) -> dict[str, set[int]]:

@@ -152,7 +152,7 @@ class RemoteStore:
             copy_samples(connection, select_new_readings(samples, new_rows, new_bits))
         # Requests of one Prometheus may reach any process, in parts.
         taken_over = set(accelerator_ids.tolist()) if self.store.is_shared else set()
-        remember = self.store.store_slow(connection, samples, taken_over)
+        remember = self.store.slow.store(connection, samples, taken_over)
         write_values(connection, latest_values(samples, LatestStates.of(latest_holders(keys, scrapes))))
         request_slot_recompute(connection, [key for key, is_changed in zip(keys, changed, strict=True) if is_changed])
         move_heads(connection, keys)
