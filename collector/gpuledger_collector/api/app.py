@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -61,9 +61,12 @@ def create(
     new requests elsewhere. `lifespan` is entered while the application serves. `workers` returns how many processes of
     this collector serve; None: it is one process.
     """
-    endpoint = batches.create_endpoint(intake)
+    endpoints = {
+        batches.PATH: batches.create_endpoint(intake),
+        remote_write.PATH: remote_write.create_endpoint(remote),
+    }
     app = Application(
-        endpoint,
+        endpoints,
         title="GPU Ledger collector",
         version=__version__,
         description="A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it cost.",
@@ -73,9 +76,9 @@ def create(
     )
     app.add_middleware(NoNul)
     # These three bound their bodies themselves, with limits of their own.
-    app.add_middleware(BodyLimit, exempt={"/v1/batches", "/v1/queue", "/api/v1/write"})
-    app.include_router(batches.router(endpoint))
-    app.include_router(remote_write.router(remote))
+    app.add_middleware(BodyLimit, exempt={*endpoints, "/v1/queue"})
+    app.include_router(batches.router(endpoints[batches.PATH]))
+    app.include_router(remote_write.router(endpoints[remote_write.PATH]))
     app.include_router(queue.router(intake, context.database))
     for module in (ledger, capacity, findings, recommendations, runs, audit, disputes, list_pages, pool_page):
         app.include_router(module.router(context))
@@ -177,23 +180,22 @@ def with_security_headers(send: Send) -> Send:
 
 
 class Application(FastAPI):
-    """FastAPI with a shortcut for batches: its layers cost more than decoding and validating one.
+    """FastAPI with a shortcut for reports: its layers cost more than decoding and validating a batch.
 
-    The endpoint of batches does itself what those layers would: it bounds the body and answers every exception.
+    The endpoints of reports do themselves what those layers would: they bound the body and answer every exception.
     """
 
-    def __init__(self, batches_endpoint: ASGIApp, **settings: Any) -> None:
+    def __init__(self, report_endpoints: Mapping[str, ASGIApp], **settings: Any) -> None:
         super().__init__(**settings)
-        self._batches_endpoint = batches_endpoint
+        self._report_endpoints = report_endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        endpoint = None
         if scope["type"] == "http":
             send = with_security_headers(send)
-        if scope["type"] == "http" and scope["path"] == batches.PATH and scope["method"] == "POST":
-            await self._batches_endpoint(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+            endpoint = self._report_endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        await (endpoint or super().__call__)(scope, receive, send)
 
 
 class NoNul:

@@ -55,17 +55,17 @@ def router(endpoint: ASGIApp) -> APIRouter:
     routes = APIRouter()
 
     @routes.post(PATH, openapi_extra=DESCRIPTION, responses=ANSWERS, tags=["agents"])
-    async def batches() -> _Forward:
+    async def batches() -> Forward:
         """Commit one batch of a node; the answer comes after COMMIT.
 
         The batch counts once, however often it is sent. Refused records are listed, the others are committed.
         """
-        return _Forward(endpoint)
+        return Forward(endpoint)
 
     return routes
 
 
-class _Forward(Response):
+class Forward(Response):
     """The answer of an ASGI application to the same request."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -73,6 +73,7 @@ class _Forward(Response):
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer."""
         await self._app(scope, receive, send)
 
 

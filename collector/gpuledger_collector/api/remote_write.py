@@ -11,20 +11,29 @@ import logging
 from dataclasses import dataclass, field
 
 import psycopg
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuledger_collector.api.auth.keys import KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied
-from gpuledger_collector.api.batches import INLINE_BYTES, RETRY_AFTER_SECONDS
-from gpuledger_collector.api.intake import DECODERS, Intake, Reservation, authenticate_agent, receive_body
+from gpuledger_collector.api.batches import INLINE_BYTES, INLINE_INFLATED_BYTES, RETRY_AFTER_SECONDS, Forward
+from gpuledger_collector.api.intake import (
+    DECODERS,
+    BatchRequest,
+    Intake,
+    Reservation,
+    authenticate_agent,
+    receive_body,
+)
 from gpuledger_collector.api.limits import OverQuota, Quota
 from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.batches.decode import Refused
-from gpuledger_collector.ingest.remote_write.decode import WriteRequest, decode, inflated_size
+from gpuledger_collector.ingest.remote_write.decode import WriteRequest, decode, decode_known, inflated_size
 from gpuledger_collector.ingest.remote_write.series import SeriesCache
 from gpuledger_collector.ingest.remote_write.store import WriteResult
 
+PATH = "/api/v1/write"
 PROTOBUF = "application/x-protobuf"
 VERSIONS = {"prometheus.writerequest": 1, "io.prometheus.write.v2.request": 2}
 
@@ -77,18 +86,27 @@ class TooSlow(Unavailable):
     """A body that came too slowly; its sender may retry on another connection."""
 
 
-def router(remote: RemoteIntake) -> APIRouter:
-    """The route."""
+def router(endpoint: ASGIApp) -> APIRouter:
+    """The route for FastAPI and its description; `Application` of api/app.py sends requests past it."""
     routes = APIRouter()
 
-    @routes.post("/api/v1/write", status_code=204, responses=ANSWERS, openapi_extra=DESCRIPTION, tags=["prometheus"])
-    async def write(request: Request) -> Response:
+    @routes.post(PATH, status_code=204, responses=ANSWERS, openapi_extra=DESCRIPTION, tags=["prometheus"])
+    async def write() -> Forward:
         """Commit samples of dcgm-exporter and of agents from Prometheus. Other samples are counted and ignored.
 
         The same samples again change nothing. Scrapes may be late by up to `remote_write_window_seconds`.
         """
+        return Forward(endpoint)
+
+    return routes
+
+
+def create_endpoint(remote: RemoteIntake) -> ASGIApp:
+    """The ASGI application that answers requests of remote write."""
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            outcome = await answer_request(request, remote)
+            outcome = await answer_request(BatchRequest(scope, receive), remote)
         except ClientDisconnect:
             outcome = Outcome(400, text="the sender disconnected")
         except Refused as refusal:
@@ -107,9 +125,9 @@ def router(remote: RemoteIntake) -> APIRouter:
         except Exception:
             log.exception("unexpected error while handling a request of remote write")
             outcome = Outcome(503, text="internal error; see the collector's log")
-        return _response(outcome)
+        await _response(outcome)(scope, receive, send)
 
-    return routes
+    return endpoint
 
 
 def _response(outcome: Outcome) -> Response:
@@ -129,7 +147,7 @@ def _response(outcome: Outcome) -> Response:
     return Response(f"{outcome.text}\n", outcome.status, headers, media_type="text/plain")
 
 
-async def answer_request(request: Request, remote: RemoteIntake) -> Outcome:
+async def answer_request(request: BatchRequest, remote: RemoteIntake) -> Outcome:
     """The outcome of a request. Raises Denied, Refused, Unavailable, or what the writers raised."""
     intake = remote.intake
     sender = await authenticate_agent(request, intake.keys)
@@ -156,9 +174,12 @@ async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sen
     """Decode and commit a body of `size` decompressed bytes."""
     now_ms = int(remote.intake.clock().timestamp() * 1000)
     cache, oldest_ms = remote.current_cache(), remote.intake.oldest_ms(now_ms)
+    decoded = None
     if size <= INLINE_BYTES:
         decoded = decode(body, version, cache, now_ms, oldest_ms)
-    else:
+    elif version == 1 and size <= INLINE_INFLATED_BYTES:
+        decoded = decode_known(body, cache, now_ms, oldest_ms)
+    if decoded is None:
         async with remote.decoders:
             decoded = await asyncio.to_thread(decode, body, version, cache, now_ms, oldest_ms)
     result = WriteResult(decoded.stale, 0)
@@ -179,7 +200,7 @@ async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sen
     return Outcome(400 if reasons else 204, result.samples, "; ".join(reasons))
 
 
-def _version(request: Request) -> int:
+def _version(request: BatchRequest) -> int:
     """The version of the protocol, 1 or 2, by the content type. Raises Refused (415)."""
     kind, _, parameters = request.headers.get("content-type", "").lower().partition(";")
     if kind.strip() != PROTOBUF:

@@ -253,6 +253,11 @@ class IdCache:
             self.nodes, self.accelerators, self.workloads, self.attributes = {}, {}, {}, {}
             self._generation = object()
 
+    def generation(self, now: dt.datetime) -> object:
+        """The present generation: ids that were registered in it are those of the records as they were reported."""
+        self._renew(now)
+        return self._generation
+
     def _renew(self, now: dt.datetime) -> None:
         if self._since is None or not dt.timedelta(0) <= now - self._since < RENEW_AFTER:
             self._since = now

@@ -23,8 +23,8 @@ from gpuledger_common.wire import ABSENT_INT64, Column
 Array = npt.NDArray[Any]
 
 DTYPES: dict[str, str] = {"f4": "<f4", "f8": "<f8", "i8": "<i8"}
-_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-_TRAILER = b"\xff\xff"
+COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+COPY_TRAILER = b"\xff\xff"
 _ROWS_AT_ONCE = 1200
 """About 300 KB of wide rows: larger buffers are fresh memory pages each time, which costs more than filling them."""
 _ARRAY_HEAD = struct.Struct(">iiIii")
@@ -105,11 +105,11 @@ def pack(*blocks: Sequence[Array]) -> Iterator[bytes]:
 
     A block has an array for each column of the table: dtypes i8, i4, f8, f4; text as S and UUIDs as V are never absent.
     """
-    yield _HEADER
+    yield COPY_HEADER
     for columns in blocks:
         for begin in range(0, len(columns[0]), _ROWS_AT_ONCE):
             yield from _pack_block([column[begin : begin + _ROWS_AT_ONCE] for column in columns])
-    yield _TRAILER
+    yield COPY_TRAILER
 
 
 def _pack_block(columns: Sequence[Array]) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,8 @@ MAX_PARTS = 16
 """Parts are merged when there are this many: those of a fleet take some megabytes."""
 _SQL_TYPES = {"f4": "real", "f8": "double precision", "i8": "bigint"}
 _NO_STATE = -1
+SOURCE = "remote-write"
+"""The source of nodes that no agent reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,14 @@ class NodeHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PendingUpdates:
-    """Latest values in the order of their arrival, and heartbeats by node id."""
+    """Latest values in the order of their arrival, heartbeats by node id, and when scraped nodes were seen."""
 
     values: list[LatestValues] = field(default_factory=list)
     heartbeats: dict[int, NodeHeartbeat] = field(default_factory=dict)
+    scraped: dict[int, dt.datetime] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.values or self.heartbeats)
+        return bool(self.values or self.heartbeats or self.scraped)
 
     def add(self, later: PendingUpdates) -> None:
         """Add updates that arrived later; they replace earlier ones of the same accelerator or node."""
@@ -96,6 +99,7 @@ class PendingUpdates:
             self.values[:] = [merge(self.values)]
         for node_id, heartbeat in later.heartbeats.items():
             self.heartbeats[node_id] = heartbeat.after(self.heartbeats.get(node_id))
+        self.scraped.update(later.scraped)
 
 
 class DeferredUpdates:
@@ -223,6 +227,8 @@ def write_updates(connection: Connection, updates: PendingUpdates) -> None:
         write_values(connection, merge(updates.values))
     if updates.heartbeats:
         write_heartbeats(connection, updates.heartbeats)
+    if updates.scraped:
+        mark_nodes_seen(connection, updates.scraped)
 
 
 def _values_sql() -> str:
@@ -280,4 +286,15 @@ def write_heartbeats(connection: Connection, heartbeats: dict[int, NodeHeartbeat
         WHERE id = node_id
         """,
         (Jsonb(rows, dumps=msgspec.json.encode),),
+    )
+
+
+def mark_nodes_seen(connection: Connection, nodes: Mapping[int, dt.datetime]) -> None:
+    """Record when scraped nodes were seen; what their own agents report is not overwritten."""
+    connection.execute(
+        "UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at),"
+        " source = CASE WHEN agent_version = '' THEN %s ELSE source END FROM (SELECT id AS node_id, seen_at FROM node"
+        " JOIN unnest(%s::bigint[], %s::timestamptz[]) AS new (id, seen_at) USING (id) ORDER BY id"
+        " FOR NO KEY UPDATE OF node) AS new WHERE id = node_id",
+        (SOURCE, sorted(nodes), [nodes[number] for number in sorted(nodes)]),
     )

@@ -90,7 +90,7 @@ class SlowValues:
         write_changes(connection, _changes(samples, names, readings, changed))
         return lambda: self._update(places, known)
 
-    def _places(self, accelerators: Sequence[int], names: Sequence[str]) -> tuple[Array, Array]:
+    def _places(self, accelerators: Sequence[int], names: Sequence[str]) -> tuple[Array, ...]:
         """The part of the matrices for these accelerators and metrics, enlarged where they are new."""
         with self._lock:
             rows = [self._rows.setdefault(number, len(self._rows)) for number in accelerators]
@@ -104,7 +104,7 @@ class SlowValues:
             return np.ix_(rows, columns)
 
     def _read_missing(
-        self, connection: Connection, accelerators: Array, names: Sequence[str], places: tuple[Array, Array]
+        self, connection: Connection, accelerators: Array, names: Sequence[str], places: tuple[Array, ...]
     ) -> None:
         """Read what was not looked up yet; what the database lacks is not asked for again."""
         is_missing = self._known.at_ms[places] == _UNREAD
@@ -126,7 +126,7 @@ class SlowValues:
                     known.at_ms[place], known.value[place] = at_ms, np.nan if value is None else value
             known.at_ms[places] = np.maximum(known.at_ms[places], np.where(is_missing, _NEVER, _UNREAD))
 
-    def _update(self, places: tuple[Array, Array], later: KnownValues) -> None:
+    def _update(self, places: tuple[Array, ...], later: KnownValues) -> None:
         with self._lock:
             at_ms = self._known.at_ms[places]
             # Another writer may have committed newer values meanwhile.

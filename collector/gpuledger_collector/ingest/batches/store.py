@@ -217,7 +217,11 @@ class Store:
 
     def ensure_days(self, connection: Connection, batches: Sequence[Accepted]) -> None:
         """Create the partitions that these batches need. Call it outside a transaction."""
-        for table, days in _days_by_table(batches).items():
+        self.ensure_table_days(connection, _days_by_table(batches))
+
+    def ensure_table_days(self, connection: Connection, days_by_table: Mapping[str, Collection[int]]) -> None:
+        """Create the partitions of tables for days, by number. Call it outside a transaction."""
+        for table, days in days_by_table.items():
             missing = {day for day in days if (table, day) not in self._days}
             if missing:
                 with connection.transaction():

@@ -1,10 +1,11 @@
 """Decode a body of remote write to columns of samples, bounded before and after decompression.
 
-Most of a 1.0 body repeats the scrape before: the same labels, one new value. The fast path walks such a body without
-protobuf. All bytes of a series but its last 18 (9 where the value is 0) are its labels, which are cached, and the rest
-is one sample in the only form in which senders write it. Labels enter the cache only after their bytes were parsed as
-labels and nothing else, so the fast path reads exactly what protobuf reads; any other form sends the body through
-protobuf.
+Most of a 1.0 body repeats the scrape before: the same labels, one new value, in the same order. The fast path walks
+such a body without protobuf. All bytes of a series but its last 18 (9 where the value is 0) are its labels, which are
+cached, and the rest is one sample in the only form in which senders write it. The labels are compared with those of the
+series that came next the last time, and looked up where they differ. Labels enter the cache only after their bytes were
+parsed as labels and nothing else, so the fast path reads exactly what protobuf reads; any other form sends the body
+through protobuf.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import cramjam
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from gpuledger_collector.accounting.counters import LATEST_DAYS
 from gpuledger_collector.ingest.batches.columns import Array
@@ -54,6 +56,8 @@ _ZERO_TAIL = 9
 """The same without the value: protobuf omits zeros."""
 _ZERO_TAIL_START = b"\x12\x07\x10"
 _INSTANT_TAG = 0x10
+_TAIL_BYTES = np.frombuffer(_TAIL_START, dtype="u1")
+_ZERO_TAIL_BYTES = np.frombuffer(_ZERO_TAIL_START[:2], dtype="u1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class WriteRequest:
     cache: SeriesCache
     series: Array
     value: Array
+    """In base units; NaN where the exporter reports a blank."""
     at_ms: Array
     foreign: int
     stale: int
@@ -129,17 +134,28 @@ def decode(body: bytes, version: int, cache: SeriesCache, now_ms: int, oldest_ms
     return _accept(cache, *columns, (oldest_ms, now_ms), zlib.crc32(body), len(plain))
 
 
+def decode_known(body: bytes, cache: SeriesCache, now_ms: int, oldest_ms: int) -> WriteRequest | None:
+    """Decode a 1.0 body in the common form that brings no new series; None for any other. Raises Refused."""
+    plain = inflate(body)
+    columns = _walk(plain, cache, is_complete=True)
+    if columns is None:
+        return None
+    return _accept(cache, *columns, (oldest_ms, now_ms), zlib.crc32(body), len(plain))
+
+
 _Columns = tuple[Array, Array, Array]
 """Index of the series, value, instant."""
 
 
-def _walk(plain: bytes, cache: SeriesCache) -> _Columns | None:
-    """The samples of a body in the common form; None for any other. New series enter the cache."""
-    series_indexes: list[int] = []
+def _walk(plain: bytes, cache: SeriesCache, is_complete: bool = False) -> _Columns | None:
+    """The samples of a body in the common form; None for any other.
+
+    New series enter the cache; where it is complete, a body with a new series is of another form.
+    """
+    places: list[int] = []
     ends: list[int] = []
-    zeros: list[int] = []
-    index_by_key = cache.indexes
-    at, size = 0, len(plain)
+    keys, after = cache.keys, cache.after
+    at, size, place = 0, len(plain), 0
     while at < size:
         # 0x0A is the tag of field 1 (a time series) with a length before its bytes.
         if plain[at] != 0x0A or at + 4 > size:
@@ -153,46 +169,56 @@ def _walk(plain: bytes, cache: SeriesCache) -> _Columns | None:
             length = length & 0x7F | plain[at + 2] << 7
             start += 1
         at = start + length
-        # The sample is recognized from the end: tag, length and tag of the value must be where a single sample has
-        # them.
-        tail = at - _TAIL
         if at > size:
             return None
-        if plain[tail : tail + 3] != _TAIL_START or tail < start:
-            # A value of zero is omitted, which makes the sample nine bytes shorter.
-            tail = at - _ZERO_TAIL
-            if plain[tail : tail + 3] != _ZERO_TAIL_START or tail < start:
+        following = after[place]
+        if not plain.startswith(keys[following], start):
+            found = _look_up(plain, start, at, cache, is_complete)
+            if found is None:
                 return None
-            zeros.append(len(ends))
-        # Everything before the sample: the bytes of the labels, as the sender repeats them in every request.
-        key = plain[start:tail]
-        index = index_by_key.get(key)
-        if index is None:
-            index = _index_new(cache, key)
-            if index is None:
-                return None
-        series_indexes.append(index)
+            following = after[place] = found + 1
+        place = following
+        places.append(place)
         ends.append(at)
-    return _tails(plain, np.array(series_indexes, dtype="<i8"), np.array(ends), np.array(zeros, dtype="<i8"))
+    return _tails(plain, cache, np.array(places, dtype="<i8") - 1, np.array(ends, dtype="<i8"))
 
 
-def _tails(plain: bytes, series_indexes: Array, ends: Array, zeros: Array) -> _Columns | None:
-    """Values and instants from the last bytes of each series; None when an instant does not take 6 bytes."""
-    if not 0 < len(ends) <= MAX_SAMPLES:
+def _look_up(plain: bytes, start: int, end: int, cache: SeriesCache, is_complete: bool) -> int | None:
+    """The index of a series by the bytes of its labels, which are all but those of one sample; None without one."""
+    # The sample is recognized from the end: tag, length and tag of the value must be where a single sample has them.
+    tail = end - _TAIL
+    if tail < start or plain[tail : tail + 3] != _TAIL_START:
+        # A value of zero is omitted, which makes the sample nine bytes shorter.
+        tail = end - _ZERO_TAIL
+        if tail < start or plain[tail : tail + 3] != _ZERO_TAIL_START:
+            return None
+    key = plain[start:tail]
+    index = cache.indexes.get(key)
+    return _index_new(cache, key) if index is None and not is_complete else index
+
+
+def _tails(plain: bytes, cache: SeriesCache, series: Array, ends: Array) -> _Columns | None:
+    """Values and instants from the bytes after the labels of each series; None where they are no single sample."""
+    if not 0 < len(ends) <= MAX_SAMPLES or ends[0] < _TAIL:
         return None
-    # The last 15 bytes of every series as one matrix: 8 of the value, the tag of the instant, 6 of its varint.
-    grid = np.frombuffer(plain, dtype="u1")[np.maximum(ends[:, None] + np.arange(-15, 0), 0)]
-    instants = grid[:, 9:]
+    sizes = np.diff(ends, prepend=0)
+    # Without the tag of the series and its length, which takes a second byte from 128 on.
+    sizes -= np.where(sizes < 0x80 + 2, 2, 3) + cache.table()["key_size"][series]
+    is_zero = sizes == _ZERO_TAIL
+    # The last 18 bytes of every series; those with a value of zero have bytes of their labels in the first nine.
+    grid = sliding_window_view(np.frombuffer(plain, dtype="u1"), _TAIL)[ends - _TAIL]
+    has_value = (sizes == _TAIL) & (grid[:, :3] == _TAIL_BYTES).all(axis=1)
+    is_sample = has_value | is_zero & (grid[:, 9:11] == _ZERO_TAIL_BYTES).all(axis=1)
+    instants = grid[:, 12:]
     # The varint of an instant in milliseconds takes six bytes from 1971 to 2109: five with the continuation bit, one
     # without.
-    if (grid[:, 8] != _INSTANT_TAG).any() or (instants[:, :5] < 0x80).any() or (instants[:, 5] >= 0x80).any():
+    has_instant = (grid[:, 11] == _INSTANT_TAG) & (instants[:, :5] >= 0x80).all(axis=1) & (instants[:, 5] < 0x80)
+    if not (is_sample & has_instant).all():
         return None
-    values = np.ascontiguousarray(grid[:, :8]).view("<f8")[:, 0]
-    # Series without a value have bytes of their labels in these places.
-    values[zeros] = 0.0
+    values = np.where(is_zero, 0.0, np.ascontiguousarray(grid[:, 3:11]).view("<f8")[:, 0])
     # Seven bits from each byte, the least significant first.
     at_ms = (instants.astype("<i8") & 0x7F) @ (1 << 7 * np.arange(6, dtype="<i8"))
-    return series_indexes, values, at_ms
+    return series, values, at_ms
 
 
 def _index_new(cache: SeriesCache, key: bytes) -> int | None:
@@ -334,7 +360,7 @@ def _accept(
     return WriteRequest(
         cache,
         series[accepted],
-        value[accepted],
+        in_base_units[accepted],
         at_ms[accepted],
         foreign=int((~is_ours & ~is_bad).sum()) + int(counted.sum()) - len(inference),
         stale=int((is_ours & is_possible & is_stale).sum()),

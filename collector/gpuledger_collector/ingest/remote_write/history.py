@@ -25,7 +25,7 @@ from gpuledger_collector.ingest.remote_write.prometheus_api import (
     TooLarge,
     any_of,
 )
-from gpuledger_collector.ingest.remote_write.scrapes import ACTIVITY_METRICS, Scrape, ScrapeRows
+from gpuledger_collector.ingest.remote_write.scrapes import ACTIVITY_METRICS, Scrape, ScrapeRows, SeriesIds
 from gpuledger_collector.ingest.remote_write.series import (
     ACCEPTED,
     BAD,
@@ -175,9 +175,10 @@ class History:
         rows = joined.select(np.flatnonzero(~joined.divided()))
         batches = rows.by_node(lambda _: page_health({}))
         store = self.meter.store
-        ids = store.ids.register(connection, batches, now)
-        for record, at_ms, scrape in zip(rows.accelerators, rows.at_ms.tolist(), rows.scrapes(ids), strict=True):
-            scrapes[ids.accelerators[record.uuid]].append((at_ms, scrape))
+        ids = SeriesIds(self.cache)
+        ids.add(rows, store.ids.register(connection, batches, now))
+        for index, at_ms, scrape in zip(rows.accelerator.tolist(), rows.at_ms.tolist(), rows.scrapes(ids), strict=True):
+            scrapes[ids.accelerators[index].accelerator].append((at_ms, scrape))
         for entries in scrapes.values():
             entries.sort(key=lambda entry: entry[0])
         past.samples += request.samples
@@ -201,12 +202,13 @@ class History:
             values.append(np.array([value for _, value in entry.values], dtype="<f8"))
             instants.append(np.rint(np.array([at_s for at_s, _ in entry.values]) * 1000).astype("<i8"))
         index, at_ms = np.concatenate(indexes), np.concatenate(instants)
-        kinds = self.cache.table()["kind"][index]
+        rows = self.cache.table()[index]
+        kinds = rows["kind"]
         accepted = (kinds == ACCEPTED) & (at_ms >= asked.start_ms) & (at_ms < asked.end_ms)
         return WriteRequest(
             self.cache,
             index[accepted],
-            np.concatenate(values)[accepted],
+            self.cache.base_values(rows, np.concatenate(values))[accepted],
             at_ms[accepted],
             foreign=0,
             stale=0,

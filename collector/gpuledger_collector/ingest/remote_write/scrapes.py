@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ ACTIVITY_METRICS = {
     "power_watts": "gpu_power_watts",
 }
 """Columns of a scrape and their metrics: the signs of activity that the meter reads besides utilization."""
+_HOT_BITS = {METRIC_NUMBER[name]: 1 << bit for name, bit in HOT_BIT.items()}
 _INSTANT_BITS = 42
 
 
@@ -69,6 +71,65 @@ def _greater(value: float | None, other: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceleratorIds:
+    """Ids of an accelerator's node, of the accelerator and of its attributes."""
+
+    node: int
+    accelerator: int
+    attributes: int
+
+
+@dataclass(slots=True)
+class LatestIndexes:
+    """Of the indexes that stand for one name, as other labels may describe the same, the one registered last."""
+
+    by_name: dict[str, int] = field(default_factory=dict)
+    all: set[int] = field(default_factory=set)
+
+    def add(self, name: str, index: int) -> None:
+        """Add an index in place of the one before."""
+        self.forget(name)
+        self.by_name[name] = index
+        self.all.add(index)
+
+    def forget(self, name: str) -> None:
+        """Have a name registered again when it returns."""
+        self.all.discard(self.by_name.get(name, NONE))
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesIds:
+    """Ids of the accelerators and workloads of a cache of series, by index; of those that were registered."""
+
+    cache: SeriesCache
+    accelerators: dict[int, AcceleratorIds] = field(default_factory=dict)
+    workloads: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Ids of the workload and of its attributes."""
+    latest_accelerators: LatestIndexes = field(default_factory=LatestIndexes)
+    latest_workloads: LatestIndexes = field(default_factory=LatestIndexes)
+
+    def add(self, rows: ScrapeRows, ids: Ids) -> None:
+        """Add what these rows name, which has these ids."""
+        cache = self.cache
+        for index in set(rows.accelerator.tolist()):
+            node, record = cache.accelerators[index].node, cache.accelerators[index].accelerator
+            self.accelerators[index] = AcceleratorIds(
+                ids.nodes[node], ids.accelerators[record.uuid], ids.attributes[accelerator_content(record)]
+            )
+            self.latest_accelerators.add(record.uuid, index)
+        for index in rows.workloads:
+            workload = cache.workloads[index]
+            key = workload_key(workload.kind, "", workload.id)
+            self.workloads[index] = ids.workloads[key], ids.attributes[workload_content(key, workload)]
+            self.latest_workloads.add(key, index)
+
+    def has_all(self, rows: ScrapeRows) -> bool:
+        """Whether everything that these rows name was registered last as they name it."""
+        accelerators = set(rows.accelerator.tolist())
+        return accelerators <= self.latest_accelerators.all and rows.workloads <= self.latest_workloads.all
+
+
+@dataclass(frozen=True, slots=True)
 class ScrapeRows:
     """Samples by column, each with its row; rows by column, with their accelerator and instant."""
 
@@ -84,35 +145,48 @@ class ScrapeRows:
     accelerator: Array
     """Index in the cache of the accelerator of each row."""
     at_ms: Array
+    metrics: tuple[int, ...]
+    """The metrics that the samples have."""
+    readings: Array
+    """The greatest value of each of these metrics in each row (metrics x rows); NaN for none."""
+    is_repeated: bool
+    """Whether several samples are of one metric in one row."""
 
     @staticmethod
     def of(cache: SeriesCache, requests: Sequence[WriteRequest]) -> ScrapeRows:
         """Join requests that share a cache."""
-        table = cache.table()[np.concatenate([request.series for request in requests])]
-        # NaN means absent from here on.
-        value = cache.base_values(table, np.concatenate([request.value for request in requests]))
+        table = cache.table()
+        series = np.concatenate([request.series for request in requests])
         at_ms = np.concatenate([request.at_ms for request in requests])
-        # Different labels may describe the same accelerator: its first index stands for it.
-        first_index: dict[str, int] = {}
-        canonical = np.zeros(len(cache.accelerators), dtype="<i8")
-        for index in np.unique(table["accelerator"]).tolist():
-            canonical[index] = first_index.setdefault(cache.accelerators[index].accelerator.uuid, index)
+        accelerator, metric = table["accelerator"][series], table["metric"][series]
+        known = cache.known_accelerators()
         # Accelerator and instant in one integer, so that rows can be found by sorting integers.
         keys, first, row = np.unique(
-            canonical[table["accelerator"]] << _INSTANT_BITS | at_ms, return_index=True, return_inverse=True
+            known.canonical[accelerator] << _INSTANT_BITS | at_ms, return_index=True, return_inverse=True
         )
-        row = row.reshape(len(value))
+        row = row.reshape(len(series))
+        value = np.concatenate([request.value for request in requests])
+        value = _preferred(row, metric, table["rank"][series], value)
+        metrics, readings, is_repeated = _by_metric(row, metric, value, len(keys))
         return ScrapeRows(
             cache,
             np.repeat(np.arange(len(requests)), [request.samples for request in requests]),
             row,
-            table["metric"],
-            _preferred(row, table, value),
-            table["workload"],
-            table["pod"],
-            _with_model(cache, row, table["accelerator"], first),
+            metric,
+            value,
+            table["workload"][series],
+            table["pod"][series],
+            _with_model(known.has_model, row, accelerator, first),
             keys & (1 << _INSTANT_BITS) - 1,
+            metrics,
+            readings,
+            is_repeated,
         )
+
+    @property
+    def workloads(self) -> set[int]:
+        """The workloads of all rows."""
+        return set(np.unique(self.workload).tolist()) - {NONE}
 
     @property
     def accelerators(self) -> list[WireAccelerator]:
@@ -121,6 +195,8 @@ class ScrapeRows:
 
     def divided(self) -> Array:
         """Mark rows of devices whose MIG instances have a row at the same instant: the instances are what is held."""
+        if not self.cache.known_accelerators().is_instance.any():
+            return np.zeros(len(self.at_ms), dtype=bool)
         at, records = self.at_ms.tolist(), self.accelerators
         split = {(record.device_uuid, at[row]) for row, record in enumerate(records) if record.mig_instance is not None}
         return np.array(
@@ -177,46 +253,55 @@ class ScrapeRows:
             rejected=[],
         )
 
-    def scrapes(self, ids: Ids) -> list[Scrape]:
+    def scrapes(self, ids: SeriesIds) -> list[Scrape]:
         """The scrape of each row."""
-        rows = len(self.at_ms)
-        is_read = ~np.isnan(self.value)
-        # Which hot metrics each row has: a later part of the scrape writes only the ones that are missing.
-        bits = np.zeros(rows, dtype="<i8")
-        for name, bit in HOT_BIT.items():
-            bits[self.row[is_read & (self.metric == METRIC_NUMBER[name])]] |= 1 << bit
-        activity = []
-        for name in ACTIVITY_METRICS.values():
-            greatest = self._greatest(np.flatnonzero(self.metric == METRIC_NUMBER[name])).tolist()
-            activity.append([None if np.isnan(value) else value for value in greatest])
-        workloads: list[set[int]] = [set() for _ in range(rows)]
-        attributes: list[set[int]] = [set() for _ in range(rows)]
+        workloads: dict[int, set[int]] = defaultdict(set)
+        attributes: dict[int, set[int]] = defaultdict(set)
         for row, index in self._holders():
-            workload = self.cache.workloads[index]
-            key = workload_key(workload.kind, "", workload.id)
-            workloads[row].add(ids.workloads[key])
-            attributes[row].add(ids.attributes[workload_content(key, workload)])
-        utilization = self._by_pod(_UTILIZATION)
+            workload, content = ids.workloads[index]
+            workloads[row].add(workload)
+            attributes[row].add(content)
+        described = [ids.accelerators[index] for index in self.accelerator.tolist()]
+        activity = zip(*(self._values_or_none(METRIC_NUMBER[name]) for name in ACTIVITY_METRICS.values()), strict=True)
+        nobody: frozenset[int] = frozenset()
         return [
             Scrape(
-                ids.nodes[self.cache.accelerators[index].node],
-                frozenset(workloads[row]),
-                int(bits[row]),
-                utilization.get(row, {}),
-                tuple(column[row] for column in activity),
-                frozenset({ids.attributes[accelerator_content(self.cache.accelerators[index].accelerator)]}),
-                frozenset(attributes[row]),
+                entry.node,
+                frozenset(workloads[row]) if row in workloads else nobody,
+                bits,
+                utilization,
+                activity_values,
+                frozenset((entry.attributes,)),
+                frozenset(attributes[row]) if row in attributes else nobody,
             )
-            for row, index in enumerate(self.accelerator.tolist())
+            for row, (entry, bits, utilization, activity_values) in enumerate(
+                zip(described, self.bits.tolist(), self._utilization(), activity, strict=True)
+            )
         ]
 
-    def _greatest(self, chosen: Array) -> Array:
-        """The greatest value of the chosen samples in each row; NaN for none."""
-        greatest = np.full(len(self.at_ms), np.nan)
-        # `at` accumulates over repeated rows; fmax ignores NaN. The greatest, because several lines may repeat a
-        # reading.
-        np.fmax.at(greatest, self.row[chosen], self.value[chosen])
-        return greatest
+    @property
+    def bits(self) -> Array:
+        """Bits of the hot metrics that each row has: a later part of the scrape writes only those that are missing."""
+        places = [place for place, number in enumerate(self.metrics) if number in _HOT_BITS]
+        weights = np.array([_HOT_BITS[self.metrics[place]] for place in places], dtype="<i8")
+        bits: Array = weights @ ~np.isnan(self.readings[places])
+        return bits
+
+    def reading(self, number: int) -> Array:
+        """The readings of a metric by row."""
+        if number in self.metrics:
+            return cast(Array, self.readings[self.metrics.index(number)])
+        return np.full(len(self.at_ms), np.nan)
+
+    def _values_or_none(self, number: int) -> list[float | None]:
+        return [None if value != value else value for value in self.reading(number).tolist()]
+
+    def _utilization(self) -> list[dict[str, float]]:
+        """Utilization of each row, by pod."""
+        if self.cache.pods == [""]:
+            return [{} if value is None else {"": value} for value in self._values_or_none(_UTILIZATION)]
+        by_row = self._by_pod(_UTILIZATION)
+        return [by_row.get(row, {}) for row in range(len(self.at_ms))]
 
     def _by_pod(self, metric: int) -> dict[int, dict[str, float]]:
         """The greatest value of each pod, by row, for a metric that may be split over pods."""
@@ -232,25 +317,31 @@ class ScrapeRows:
     def samples(self, accelerator_ids: Array) -> SampleRows:
         """Every reading of every row, by metric."""
         columns: dict[str, Array] = {}
-        # Sort once and split by metric, instead of one pass over all samples for each of them.
-        order = np.argsort(self.metric, kind="stable")
-        numbers, starts = np.unique(self.metric[order], return_index=True)
-        for number, chosen in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-            if number == NONE:
-                continue
+        fitting = np.where(_fits(self.readings), self.readings, np.nan)
+        readings = {"f4": fitting.astype("<f4"), "f8": fitting}
+        for place, number in enumerate(self.metrics):
             metric = METRICS[number]
-            column = self._greatest(chosen)
-            if metric.name in POD_SUMS:
-                for row, parts in self._by_pod(number).items():
-                    # Several pods share the device: equal values repeat the device's, different ones are parts that add
-                    # up.
-                    if len(parts) > 1:
-                        column[row] = device_value(parts.values(), POD_SUMS[metric.name])
-            columns[metric.name] = _as_kind(column, metric.column_kind)
+            if self.is_repeated and metric.name in POD_SUMS:
+                columns[metric.name] = _as_kind(self._pod_sums(number), metric.column_kind)
+            elif metric.column_kind in readings:
+                columns[metric.name] = readings[metric.column_kind][place]
+            else:
+                columns[metric.name] = _as_kind(self.reading(number), metric.column_kind)
         return SampleRows(accelerator_ids, self.at_ms, columns)
+
+    def _pod_sums(self, number: int) -> Array:
+        """A device's value of a metric that is split over its pods."""
+        column = self.reading(number).copy()
+        for row, parts in self._by_pod(number).items():
+            # Several pods share the device: equal values repeat the device's, different ones are parts that add up.
+            if len(parts) > 1:
+                column[row] = device_value(parts.values(), POD_SUMS[METRICS[number].name])
+        return column
 
     def select(self, rows: Array) -> ScrapeRows:
         """These rows with their samples."""
+        if len(rows) == len(self.at_ms):
+            return self
         # New positions of the selected rows; samples of other rows are dropped with them.
         place = np.full(len(self.at_ms), NONE, dtype="<i8")
         place[rows] = np.arange(len(rows))
@@ -265,25 +356,39 @@ class ScrapeRows:
             pod=self.pod[kept],
             accelerator=self.accelerator[rows],
             at_ms=self.at_ms[rows],
+            readings=self.readings[:, rows],
         )
 
 
-def _preferred(row: Array, table: Array, value: Array) -> Array:
+def _preferred(row: Array, metric: Array, rank: Array, value: Array) -> Array:
     """The values, NaN where a row has the metric from a family that the profile prefers."""
-    if not table["rank"].any():
+    if not rank.any():
         return value
-    _, place = np.unique(row * len(METRICS) + table["metric"], return_inverse=True)
+    _, place = np.unique(row * len(METRICS) + metric, return_inverse=True)
     place = place.reshape(len(value))
     best = np.full(len(value), np.iinfo("i1").max, dtype="i1")
     is_read = ~np.isnan(value)
-    np.minimum.at(best, place[is_read], table["rank"][is_read])
-    return np.where(table["rank"] > best[place], np.nan, value)
+    np.minimum.at(best, place[is_read], rank[is_read])
+    return np.where(rank > best[place], np.nan, value)
 
 
-def _with_model(cache: SeriesCache, row: Array, accelerator: Array, first: Array) -> Array:
+def _by_metric(row: Array, metric: Array, value: Array, rows: int) -> tuple[tuple[int, ...], Array, bool]:
+    """The metrics of samples, the greatest value of each in each row, and whether a row has one of them repeatedly."""
+    chosen = metric != NONE
+    metrics, place = np.unique(metric[chosen], return_inverse=True)
+    places = place.reshape(-1) * rows + row[chosen]
+    readings = np.full(len(metrics) * rows, np.nan)
+    if is_repeated := bool((np.bincount(places) > 1).any()):
+        # The greatest, because several lines may repeat a reading. fmax ignores NaN.
+        np.fmax.at(readings, places, value[chosen])
+    else:
+        readings[places] = value[chosen]
+    return tuple(metrics.tolist()), readings.reshape(len(metrics), rows), is_repeated
+
+
+def _with_model(has_model: Array, row: Array, accelerator: Array, first: Array) -> Array:
     """The accelerator of each row: as a series with its model describes it, where only some of them name it."""
     chosen = accelerator[first]
-    has_model = np.array([bool(entry.accelerator.model) for entry in cache.accelerators])
     if has_model[chosen].all():
         return chosen
     # In reverse order, so that the first series of each row is written last.
@@ -296,16 +401,22 @@ def _with_model(cache: SeriesCache, row: Array, accelerator: Array, first: Array
 def _as_kind(column: Array, kind: str) -> Array:
     """Convert a column of floats to the kind of its metric; what does not fit is absent."""
     converted = blank(len(column), kind)
-    with np.errstate(over="ignore", invalid="ignore"):
-        # Casting a float beyond int64 is undefined, so such a value is absent.
-        fits = np.isfinite(column) & (np.abs(column) < 2.0**63)
-        converted[fits] = column[fits].astype(DTYPES[kind])
+    fits = _fits(column)
+    converted[fits] = column[fits].astype(DTYPES[kind])
     return converted
 
 
-def select_new_readings(samples: SampleRows, rows: Array, new_bits: Array) -> SampleRows:
-    """Some rows of samples, and of their hot metrics those whose bit is set in `new_bits`."""
-    columns = {}
+def _fits(values: Array) -> Array:
+    """Mark the values that every kind of column can hold: casting a float beyond int64 is undefined."""
+    with np.errstate(invalid="ignore"):
+        return np.abs(values) < 2.0**63
+
+
+def select_new_readings(samples: SampleRows, bits: Array, new_bits: Array) -> SampleRows:
+    """The rows of samples that have new readings (`new_bits`, of all their `bits`), with those of their hot metrics."""
+    if new_bits.all() and (new_bits == bits).all():
+        return samples
+    rows, columns = np.flatnonzero(new_bits), {}
     for name, values in samples.columns.items():
         if name in HOT_BIT:
             column = values[rows].copy()

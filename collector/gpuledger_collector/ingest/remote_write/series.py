@@ -54,6 +54,7 @@ INFERENCE_OWNER = OwnerRule(
 _ROW = np.dtype(
     [
         ("kind", "i1"),
+        ("key_size", "<i4"),
         ("accelerator", "<i4"),
         ("metric", "<i2"),
         ("factor", "<f8"),
@@ -138,12 +139,27 @@ def packaged_reader() -> SeriesReader:
     return SeriesReader(all_profiles())
 
 
+@dataclass(frozen=True, slots=True)
+class KnownAccelerators:
+    """What is known of accelerators by their index, as columns."""
+
+    canonical: Array
+    """The first index of the same UUID: different labels may describe one accelerator."""
+    has_model: Array
+    is_instance: Array
+    """Whether it is a MIG instance."""
+
+
 @dataclass(slots=True)
 class SeriesCache:
     """All series seen so far by index, interpreted, as columns. It only grows; a full cache is replaced."""
 
     reader: SeriesReader = field(default_factory=packaged_reader)
     indexes: dict[Hashable, int] = field(default_factory=dict)
+    keys: list[bytes | tuple[()]] = field(default_factory=lambda: [()])
+    """The bytes of the labels of the series at `index + 1`; nothing, which is no prefix of anything, where unknown."""
+    after: list[int] = field(default_factory=lambda: [0])
+    """By a place in `keys`, that of the series that followed it most recently; the first is the begin of a body."""
     reasons: dict[int, str] = field(default_factory=dict)
     """Why a bad series is refused, by index."""
     accelerators: list[NodeAccelerator] = field(default_factory=list)
@@ -156,6 +172,9 @@ class SeriesCache:
     _places: dict[Hashable, int] = field(default_factory=dict)
     _rows: list[tuple[object, ...]] = field(default_factory=list)
     _table: Array = field(default_factory=lambda: np.empty(0, dtype=_ROW))
+    _known: KnownAccelerators = field(
+        default_factory=lambda: KnownAccelerators(*(np.empty(0, t) for t in ("<i8", "?", "?")))
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -172,6 +191,19 @@ class SeriesCache:
                 self._table = np.concatenate([self._table, new], dtype=_ROW)
             return self._table
 
+    def known_accelerators(self) -> KnownAccelerators:
+        """What is known of the accelerators."""
+        with self._lock:
+            if len(self._known.canonical) != len(self.accelerators):
+                first: dict[str, int] = {}
+                records = [entry.accelerator for entry in self.accelerators]
+                self._known = KnownAccelerators(
+                    np.array([first.setdefault(record.uuid, index) for index, record in enumerate(records)], "<i8"),
+                    np.array([bool(record.model) for record in records]),
+                    np.array([record.mig_instance is not None for record in records]),
+                )
+            return self._known
+
     def add(self, key: Hashable, size: int, labels: list[tuple[str, str]] | BadSeries) -> int:
         """Interpret a new series and return its index; `key` finds it from now on."""
         with self._lock:
@@ -183,10 +215,13 @@ class SeriesCache:
             try:
                 if isinstance(labels, BadSeries):
                     raise labels
-                self._rows.append(self._row(self.reader.interpret(labels)))
+                row = self._row(self.reader.interpret(labels))
             except BadSeries as bad:
-                self._rows.append(_blank_row(BAD))
+                row = _blank_row(BAD)
                 self.reasons[index] = str(bad)
+            self._rows.append((row[0], size, *row[1:]))
+            self.keys.append(key if isinstance(key, bytes) else ())
+            self.after.append(0)
             # Bad series are cached as well: a sender repeats them with every scrape.
             self.indexes[key] = index
             self.key_bytes += size + SERIES_BYTES

@@ -8,25 +8,29 @@ scrape are merged by operations that neither order nor repetition changes (union
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from gpuledger_collector.ingest.batches.attributes import Connection, Ids
-from gpuledger_collector.ingest.batches.columns import Array
-from gpuledger_collector.ingest.batches.latest_values import latest_values, write_values
+from gpuledger_collector.ingest.batches.attributes import Connection
+from gpuledger_collector.ingest.batches.columns import COPY_HEADER, COPY_TRAILER, Array, BinaryArray
+from gpuledger_collector.ingest.batches.latest_values import PendingUpdates, latest_values, write_updates
 from gpuledger_collector.ingest.batches.samples import copy_samples
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.batches.usage_intervals import LatestStates
+from gpuledger_collector.ingest.batches.validate import DAY_MS
 from gpuledger_collector.ingest.remote_write.decode import WriteRequest
 from gpuledger_collector.ingest.remote_write.inference_counters import InferenceCounterStore
 from gpuledger_collector.ingest.remote_write.scrapes import (
     ACTIVITY_METRICS,
     Scrape,
     ScrapeRows,
+    SeriesIds,
     select_new_readings,
 )
 from gpuledger_collector.ingest.remote_write.series import METRIC_NUMBER, SeriesCache
@@ -34,8 +38,7 @@ from gpuledger_common.health import EVIDENCE, page_health
 
 SLOT_MS = 300_000
 """The unit of time in which usage intervals are recomputed from scrapes."""
-SOURCE = "remote-write"
-_HEALTH_METRICS = [name for name in (*EVIDENCE, "gpu_last_xid") if name in METRIC_NUMBER]
+_HEALTH_METRICS = {name: METRIC_NUMBER[name] for name in (*EVIDENCE, "gpu_last_xid") if name in METRIC_NUMBER}
 _COLUMNS = {
     "accelerator_id": "int8",
     "at_ms": "int8",
@@ -49,6 +52,8 @@ _COLUMNS = {
     **dict.fromkeys(ACTIVITY_METRICS, "float8"),
 }
 """Columns of the table `scrape` and their types."""
+_ROW_HEAD, _LONG, _DOUBLE = struct.Struct(">hiqiqiq"), struct.Struct(">iq"), struct.Struct(">id")
+_NULL = struct.pack(">i", -1)
 _Key = tuple[int, int]
 """Accelerator and instant."""
 
@@ -71,29 +76,36 @@ class RemoteStore:
     counters: InferenceCounterStore = field(default_factory=InferenceCounterStore)
     _health: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     """Newest readings of the metrics of health, by accelerator: a part of a scrape need not hold them all."""
+    _health_seen: dict[str, bytes] = field(default_factory=dict)
+    """Those of the latest row, as they were read: most repeat the row before."""
+    _ids: tuple[object, SeriesIds] | None = None
+    """Ids of what was registered, and the generation of the store's ids in which they hold."""
 
     def flush(
         self,
         connection: Connection,
         batches: Sequence[WriteRequest],
         now: dt.datetime,
-        _is_idle: Callable[[], bool] = lambda: True,
+        is_idle: Callable[[], bool] = lambda: True,
     ) -> list[WriteResult]:
-        """Commit these requests and answer each. Raises psycopg.Error: some may be committed, and all may be resent."""
+        """Commit these requests and answer each. Raises psycopg.Error: some may be committed, and all may be resent.
+
+        `is_idle` returns whether no further requests wait.
+        """
         written = [(request.stale + len(request.inference), 0) for request in batches]
         # A full cache is replaced, so a group may mix requests of two caches, whose indexes differ.
         for cache in {id(request.cache): request.cache for request in batches}.values():
             places = [place for place, request in enumerate(batches) if request.cache is cache and request.samples]
             if places:
-                results = self._flush(connection, cache, [batches[place] for place in places], now)
+                results = self._flush(connection, cache, [batches[place] for place in places], now, is_idle)
                 for place, (good, too_old) in zip(places, results, strict=True):
                     written[place] = written[place][0] + good, too_old
         self.counters.store(connection, [sample for request in batches for sample in request.inference], now)
         return [WriteResult(*numbers) for numbers in written]
 
-    def is_flush_due(self, _closing: bool) -> bool:
-        """Nothing is deferred here."""
-        return False
+    def is_flush_due(self, closing: bool) -> bool:
+        """Whether deferred updates are to be written now: only when closing, else the writers of batches do it."""
+        return closing and self.store.is_flush_due(closing)
 
     def flush_deferred(self, connection: Connection) -> None:
         """Make the deferred writes of the store. Raises psycopg.Error."""
@@ -103,43 +115,75 @@ class RemoteStore:
         """Empty all caches of the database."""
         self.store.forget()
         self.counters = InferenceCounterStore()
+        self._ids = None
 
     def _flush(
-        self, connection: Connection, cache: SeriesCache, requests: Sequence[WriteRequest], now: dt.datetime
+        self,
+        connection: Connection,
+        cache: SeriesCache,
+        requests: Sequence[WriteRequest],
+        now: dt.datetime,
+        is_idle: Callable[[], bool],
     ) -> list[tuple[int, int]]:
         """The numbers of samples written, and too old, of each request."""
         self.store.renew(now)
         # 1. Join the samples to rows of accelerator and instant, and register what their labels name.
         rows = ScrapeRows.of(cache, requests)
-        records = rows.accelerators
-        if self.store.is_shared:
-            self._read_health(connection, [record.uuid for record in records])
-        self._update_health(rows)
-        batches = rows.by_node(lambda uuid: page_health(self._health.get(uuid, {})))
-        ids = self.store.ids.register(connection, batches, now)
-        self.store.ensure_days(connection, batches)
-        accelerator_ids = np.array([ids.accelerators[record.uuid] for record in records], dtype="<i8")
+        ids = self._register(connection, rows, now)
+        days = set(np.unique(rows.at_ms // DAY_MS).tolist())
+        self.store.ensure_table_days(connection, {"gpu_sample": days, "usage_interval": days})
+        accelerators = rows.accelerator.tolist()
+        accelerator_ids = np.array([ids.accelerators[index].accelerator for index in accelerators], dtype="<i8")
+        updates = PendingUpdates(scraped={ids.accelerators[index].node: now for index in accelerators})
         # 2. Write under the locks of the heads: two replicas of Prometheus send the same scrape at the same time.
         with connection.transaction():
-            heads = lock_heads(connection, sorted(set(accelerator_ids.tolist())))
-            newest = np.array([heads[accelerator_id] for accelerator_id in accelerator_ids.tolist()], dtype="<i8")
+            is_counted = ~rows.divided()
+            newest = lock_heads(connection, accelerator_ids, rows.at_ms, is_counted)
             # Scrapes beyond the window may have been deleted after metering: a late one could not be merged with them.
             is_old = rows.at_ms < newest - self.window_ms
-            chosen = np.flatnonzero(~is_old & ~rows.divided())
+            chosen = np.flatnonzero(~is_old & is_counted)
             # Only scrapes up to the head can exist already; the usual new one needs no look-up.
             may_exist = rows.at_ms[chosen] <= newest[chosen]
-            remember = self._write(connection, rows.select(chosen), accelerator_ids[chosen], may_exist, ids)
-            mark_nodes_seen(connection, sorted(set(ids.nodes.values())), now)
+            remember = self._write(connection, rows.select(chosen), accelerator_ids[chosen], may_exist, ids, updates)
+            is_deferred = not (is_idle() and self.store.deferred.is_empty)
+            if not is_deferred:
+                write_updates(connection, updates)
         remember()
+        if is_deferred:
+            self.store.deferred.add(updates)
         # 3. Count the answer by samples, as senders count, although rows were written.
         samples = np.bincount(rows.request, minlength=len(requests))
         too_old = np.bincount(rows.request, weights=is_old[rows.row], minlength=len(requests)).astype(int)
         return list(zip((samples - too_old).tolist(), too_old.tolist(), strict=True))
 
+    def _register(self, connection: Connection, rows: ScrapeRows, now: dt.datetime) -> SeriesIds:
+        """The ids of what these rows name; what is new or changed is written first."""
+        generation = self.store.ids.generation(now)
+        if self._ids is None or self._ids[0] is not generation or self._ids[1].cache is not rows.cache:
+            self._ids = generation, SeriesIds(rows.cache)
+        ids = self._ids[1]
+        if self.store.is_shared:
+            self._read_health(connection, [record.uuid for record in rows.accelerators])
+        for uuid in self._update_health(rows):
+            ids.latest_accelerators.forget(uuid)
+        if not ids.has_all(rows):
+            batches = rows.by_node(lambda uuid: page_health(self._health.get(uuid, {})))
+            ids.add(rows, self.store.ids.register(connection, batches, now))
+        return ids
+
     def _write(
-        self, connection: Connection, rows: ScrapeRows, accelerator_ids: Array, may_exist: Array, ids: Ids
+        self,
+        connection: Connection,
+        rows: ScrapeRows,
+        accelerator_ids: Array,
+        may_exist: Array,
+        ids: SeriesIds,
+        updates: PendingUpdates,
     ) -> Callable[[], None]:
-        """Write rows, of which some may exist already. Returns what to call after COMMIT."""
+        """Write rows, of which some may exist already, and add their latest values to `updates`.
+
+        Returns what to call after COMMIT.
+        """
         if not len(rows.at_ms):
             return lambda: None
         keys = list(zip(accelerator_ids.tolist(), rows.at_ms.tolist(), strict=True))
@@ -147,15 +191,13 @@ class RemoteStore:
         # The scrape first: it tells which readings are new, so that gpu_sample gets each of them once.
         new_bits, changed = write_scrapes(connection, keys, scrapes, may_exist.tolist())
         samples = rows.samples(accelerator_ids)
-        new_rows = np.flatnonzero(new_bits)
-        if len(new_rows):
-            copy_samples(connection, select_new_readings(samples, new_rows, new_bits))
+        if new_bits.any():
+            copy_samples(connection, select_new_readings(samples, rows.bits, new_bits))
         # Requests of one Prometheus may reach any process, in parts.
         taken_over = set(accelerator_ids.tolist()) if self.store.is_shared else set()
         remember = self.store.slow.store(connection, samples, taken_over)
-        write_values(connection, latest_values(samples, LatestStates.of(latest_holders(keys, scrapes))))
-        request_slot_recompute(connection, [key for key, is_changed in zip(keys, changed, strict=True) if is_changed])
-        move_heads(connection, keys)
+        updates.values.append(latest_values(samples, LatestStates.of(latest_holders(keys, scrapes))))
+        request_slot_recompute(connection, accelerator_ids[changed], rows.at_ms[changed])
         return remember
 
     def _read_health(self, connection: Connection, uuids: list[str]) -> None:
@@ -166,50 +208,63 @@ class RemoteStore:
             FROM accelerator a JOIN gpu_state s ON s.accelerator_id = a.id
             WHERE a.uuid = ANY(%s) AND s.metric = ANY(%s) ORDER BY a.uuid, s.metric, s.at_ms DESC
             """,
-            (uuids, _HEALTH_METRICS),
+            (uuids, list(_HEALTH_METRICS)),
         )
         for uuid, metric, value in rows:
-            if value is not None:
+            if value is not None and self._health[uuid].get(metric) != value:
                 self._health[uuid][metric] = value
+                # So that the readings of this flush, even if they repeat the last ones here, count as others.
+                self._health_seen.pop(uuid, None)
 
-    def _update_health(self, rows: ScrapeRows) -> None:
-        """Store the newest readings of the metrics of health, by accelerator."""
-        records = rows.accelerators
-        for name in _HEALTH_METRICS:
-            chosen = np.flatnonzero((rows.metric == METRIC_NUMBER[name]) & ~np.isnan(rows.value))
-            # By time, so that the newest reading is stored last.
-            order = chosen[np.argsort(rows.at_ms[rows.row[chosen]], kind="stable")]
-            for row, value in zip(rows.row[order].tolist(), rows.value[order].tolist(), strict=True):
-                self._health[records[row].uuid][name] = value
+    def _update_health(self, rows: ScrapeRows) -> list[str]:
+        """Store the newest readings of the metrics of health; returns the accelerators that have others now."""
+        readings = np.stack([rows.reading(number) for number in _HEALTH_METRICS.values()], axis=1)
+        changed, cache = [], rows.cache
+        # By time, so that the newest reading is stored last.
+        for row in np.argsort(rows.at_ms, kind="stable").tolist():
+            uuid, content = cache.accelerators[rows.accelerator[row]].accelerator.uuid, readings[row].tobytes()
+            if self._health_seen.get(uuid) == content:
+                continue
+            self._health_seen[uuid] = content
+            read = zip(_HEALTH_METRICS, readings[row].tolist(), strict=True)
+            self._health[uuid] |= {name: value for name, value in read if value == value}
+            changed.append(uuid)
+        return changed
 
 
-def lock_heads(connection: Connection, accelerators: list[int]) -> dict[int, int]:
-    """Lock the heads of accelerators and return their newest instants (0: none yet); others wait until COMMIT."""
-    # Both statements go through the accelerators in the order of their ids, so writers that meet never deadlock.
-    connection.execute(
-        # Missing heads are inserted first, in order; ON CONFLICT waits for another writer that inserts the same one.
-        "INSERT INTO scrape_head (accelerator_id, newest_ms) SELECT id, 0 FROM unnest(%s::bigint[]) AS id"
-        " WHERE NOT EXISTS (SELECT 1 FROM scrape_head WHERE accelerator_id = id) ORDER BY id ON CONFLICT DO NOTHING",
-        (accelerators,),
-    )
+def lock_heads(connection: Connection, accelerators: Array, at_ms: Array, is_counted: Array) -> Array:
+    """Lock the heads of the accelerators of rows, and raise their newest instants to those of the counted rows.
+
+    Returns for each row the newest instant before (0: none yet). Others wait until COMMIT.
+    """
+    ids, place = np.unique(accelerators, return_inverse=True)
+    place = place.reshape(len(accelerators))
+    raised = np.zeros(len(ids), dtype="<i8")
+    np.maximum.at(raised, place[is_counted], at_ms[is_counted])
+    before = _raise_heads(connection, ids, raised)
+    if missing := sorted(set(ids.tolist()) - before.keys()):
+        # ON CONFLICT waits for another writer that inserts the same head.
+        connection.execute(
+            "INSERT INTO scrape_head (accelerator_id, newest_ms) SELECT id, 0 FROM unnest(%s::bigint[]) AS id"
+            " ORDER BY id ON CONFLICT DO NOTHING",
+            (missing,),
+        )
+        is_missing = np.isin(ids, missing)
+        before |= _raise_heads(connection, ids[is_missing], raised[is_missing])
+    return np.array([before[number] for number in ids.tolist()], dtype="<i8")[place]
+
+
+def _raise_heads(connection: Connection, ids: Array, at_ms: Array) -> dict[int, int]:
+    # Locked in the order of their ids, so writers that meet never deadlock.
     return dict(
         connection.execute(
-            "SELECT accelerator_id, newest_ms FROM scrape_head WHERE accelerator_id = ANY(%s)"
-            " ORDER BY accelerator_id FOR UPDATE",
-            (accelerators,),
+            "WITH head AS (SELECT accelerator_id AS id, newest_ms AS before_ms, at_ms FROM scrape_head"
+            " JOIN unnest(%b::bigint[], %b::bigint[]) AS new (accelerator_id, at_ms) USING (accelerator_id)"
+            " ORDER BY accelerator_id FOR UPDATE OF scrape_head)"
+            " UPDATE scrape_head SET newest_ms = greatest(newest_ms, at_ms) FROM head WHERE accelerator_id = id"
+            " RETURNING id, before_ms",
+            (BinaryArray(ids), BinaryArray(at_ms)),
         ).fetchall()
-    )
-
-
-def move_heads(connection: Connection, keys: Sequence[_Key]) -> None:
-    """Raise the newest instants to those of these scrapes."""
-    newest: dict[int, int] = {}
-    for accelerator, at_ms in keys:
-        newest[accelerator] = max(at_ms, newest.get(accelerator, 0))
-    connection.execute(
-        "UPDATE scrape_head SET newest_ms = new.at_ms FROM unnest(%s::bigint[], %s::bigint[]) AS new (id, at_ms)"
-        " WHERE accelerator_id = new.id AND newest_ms < new.at_ms",
-        (list(newest), list(newest.values())),
     )
 
 
@@ -246,7 +301,7 @@ def _scrape(row: Sequence[Any]) -> Scrape:
 
 def write_scrapes(
     connection: Connection, keys: Sequence[_Key], scrapes: Sequence[Scrape], may_exist: Sequence[bool]
-) -> tuple[Array, list[bool]]:
+) -> tuple[Array, Array]:
     """Write scrapes, merged with existing ones; returns for each the bits of new readings, and whether it changed."""
     existing = read_scrapes(connection, [key for key, is_possible in zip(keys, may_exist, strict=True) if is_possible])
     new_bits, changed, inserts, updates = [], [], [], []
@@ -256,17 +311,11 @@ def write_scrapes(
         new_bits.append(scrape.readings & ~(0 if before is None else before.readings))
         changed.append(merged != before)
         if before is None:
-            inserts.append(_row(key, scrape))
+            inserts.append((key, scrape))
         elif merged != before:
             updates.append((*_row(key, merged)[2:], *key))
-    with (
-        connection.cursor() as cursor,
-        cursor.copy(f"COPY scrape ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)") as copy,
-    ):
-        # Binary COPY converts nothing: psycopg must encode each value as exactly the type of its column.
-        copy.set_types(list(_COLUMNS.values()))
-        for row in inserts:
-            copy.write_row(row)
+    if inserts:
+        copy_scrapes(connection, inserts)
     if updates:
         with connection.cursor() as cursor:
             cursor.executemany(
@@ -274,7 +323,49 @@ def write_scrapes(
                 " WHERE accelerator_id = %s AND at_ms = %s",
                 updates,
             )
-    return np.array(new_bits, dtype="<i8"), changed
+    return np.array(new_bits, dtype="<i8"), np.array(changed, dtype=bool)
+
+
+def copy_scrapes(connection: Connection, entries: Sequence[tuple[_Key, Scrape]]) -> None:
+    """COPY new scrapes."""
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(f"COPY scrape ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)") as copy,
+    ):
+        copy.write(b"".join([COPY_HEADER, *(_encode(key, scrape) for key, scrape in entries), COPY_TRAILER]))
+
+
+def _encode(key: _Key, scrape: Scrape) -> bytes:
+    """A scrape as a row of binary COPY, in the order of _COLUMNS; psycopg would encode it value by value."""
+    pods = sorted(scrape.utilization)
+    arrays = (
+        _ids_field(scrape.workload_ids),
+        _LONG.pack(8, scrape.readings),
+        _texts_field(tuple(pods)),
+        _array_field(701, [_DOUBLE.pack(8, scrape.utilization[pod]) for pod in pods]),
+        _ids_field(scrape.accelerator_attributes),
+        _ids_field(scrape.workload_attributes),
+    )
+    activity = [_NULL if value is None else _DOUBLE.pack(8, value) for value in scrape.activity]
+    return b"".join((_ROW_HEAD.pack(len(_COLUMNS), 8, key[0], 8, key[1], 8, scrape.node_id), *arrays, *activity))
+
+
+def _array_field(oid: int, elements: Sequence[bytes]) -> bytes:
+    """A field with an array of elements that are encoded with their lengths."""
+    head = struct.pack(">iiIii", 1, 0, oid, len(elements), 1) if elements else struct.pack(">iiI", 0, 0, oid)
+    values = b"".join(elements)
+    return struct.pack(">i", len(head) + len(values)) + head + values
+
+
+# The same workloads and attributes return with every scrape.
+@lru_cache(maxsize=100_000)
+def _ids_field(ids: frozenset[int]) -> bytes:
+    return _array_field(20, [_LONG.pack(8, number) for number in sorted(ids)])
+
+
+@lru_cache(maxsize=100_000)
+def _texts_field(texts: tuple[str, ...]) -> bytes:
+    return _array_field(25, [struct.pack(">i", len(text)) + text for text in map(str.encode, texts)])
 
 
 def _row(key: _Key, scrape: Scrape) -> tuple[object, ...]:
@@ -303,21 +394,11 @@ def latest_holders(keys: Sequence[_Key], scrapes: Sequence[Scrape]) -> dict[int,
     return latest
 
 
-def request_slot_recompute(connection: Connection, keys: Sequence[_Key]) -> None:
+def request_slot_recompute(connection: Connection, accelerators: Array, at_ms: Array) -> None:
     """Request that the meter recomputes the slots of these scrapes."""
-    slots = sorted({(accelerator, at_ms - at_ms % SLOT_MS) for accelerator, at_ms in keys})
-    if slots:
+    slots = np.unique(np.stack([accelerators, at_ms - at_ms % SLOT_MS]), axis=1)
+    if slots.size:
         connection.execute(
-            "INSERT INTO scrape_recompute (accelerator_id, slot_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
-            ([accelerator for accelerator, _ in slots], [slot for _, slot in slots]),
+            "INSERT INTO scrape_recompute (accelerator_id, slot_ms) SELECT * FROM unnest(%b::bigint[], %b::bigint[])",
+            tuple(map(BinaryArray, slots)),
         )
-
-
-def mark_nodes_seen(connection: Connection, nodes: list[int], now: dt.datetime) -> None:
-    """Record that nodes were seen; what their own agents report is not overwritten."""
-    connection.execute(
-        "UPDATE node SET last_seen_at = greatest(last_seen_at, %s),"
-        " source = CASE WHEN agent_version = '' THEN %s ELSE source END"
-        " WHERE id IN (SELECT id FROM node WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE)",
-        (now, SOURCE, nodes),
-    )
