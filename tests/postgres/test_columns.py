@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuledger_collector.ingest.batches.attributes import ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import BinaryArray, blank, pack, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList
-from gpuledger_collector.ingest.batches.samples import SampleRows, join_samples
+from gpuledger_collector.ingest.batches.samples import join_samples
 from gpuledger_collector.ingest.batches.slow_values import KnownValues
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, accept
 from gpuledger_common.wire import ABSENT_INT64, Column, Heartbeat, WireAccelerator
