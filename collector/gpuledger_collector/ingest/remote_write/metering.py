@@ -68,6 +68,10 @@ class ScrapedEntities:
     """Model, MIG instance and share."""
     workload_attributes: Mapping[int, tuple[int, Workload]] = field(default_factory=dict)
     """The workload's id, and the workload as it was reported."""
+    _described: dict[tuple[int, frozenset[int]], Accelerator] = field(default_factory=dict)
+    """Accelerators by id and attributes: most scrapes repeat those before."""
+    _holders: dict[tuple[frozenset[int], frozenset[int]], list[Workload]] = field(default_factory=dict)
+    """Holders by workloads and attributes."""
 
     def ids(self) -> Ids:
         """The ids by name."""
@@ -79,6 +83,12 @@ class ScrapedEntities:
 
     def accelerator_in(self, accelerator_id: int, scrape: Scrape) -> Accelerator:
         """The accelerator as a scrape describes it; of contradicting labels the smallest by content."""
+        key = accelerator_id, scrape.accelerator_attributes
+        if key not in self._described:
+            self._described[key] = self._describe(accelerator_id, scrape)
+        return self._described[key]
+
+    def _describe(self, accelerator_id: int, scrape: Scrape) -> Accelerator:
         accelerator = self.accelerators[accelerator_id]
         attributes = [self.accelerator_attributes[number] for number in scrape.accelerator_attributes]
         # Scrapes from before attributes were stored: what is known of the accelerator today is the best there is.
@@ -91,6 +101,12 @@ class ScrapedEntities:
 
     def holders_in(self, scrape: Scrape) -> list[Workload]:
         """The workloads of a scrape as it describes them, in an order that does not depend on arrival."""
+        key = scrape.workload_ids, scrape.workload_attributes
+        if key not in self._holders:
+            self._holders[key] = self._describe_holders(scrape)
+        return self._holders[key]
+
+    def _describe_holders(self, scrape: Scrape) -> list[Workload]:
         reported: dict[int, Workload] = {}
         for number, workload in (self.workload_attributes[number] for number in scrape.workload_attributes):
             if number not in reported or _content(workload) < _content(reported[number]):
@@ -321,11 +337,10 @@ class ScrapeMeter:
                     if batch is not None:
                         batches.append(batch)
         ids = entities.ids()
-        for batch in batches:
-            # In the transaction that writes the intervals, because they refer to these rows.
-            contents = list(contents_of([batch]))
-            ids.attributes.update(write_accelerator_attributes(connection, contents, ids.accelerators))
-            ids.attributes.update(write_workload_attributes(connection, contents, ids.workloads))
+        # In the transaction that writes the intervals, because they refer to these rows; sorted, as all writers do it.
+        contents = sorted(set(contents_of(batches)))
+        ids.attributes.update(write_accelerator_attributes(connection, contents, ids.accelerators))
+        ids.attributes.update(write_workload_attributes(connection, contents, ids.workloads))
         return batches, metered, ids
 
 
