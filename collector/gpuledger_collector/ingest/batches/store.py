@@ -332,7 +332,6 @@ class Store:
         return None if row is None else row.confirmed_since(node_id, attributes_id)
 
 
-
 def _days_by_table(batches: Sequence[Accepted]) -> dict[str, set[int]]:
     """Numbers of the UTC days that batches touch, by table."""
     days: dict[str, set[int]] = {"gpu_sample": set(), "usage_interval": set()}
