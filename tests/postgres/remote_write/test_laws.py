@@ -283,16 +283,26 @@ points = st.lists(
 )
 
 
+flips = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=3)
+
+
+def damaged(message, places):
+    """A message with some bytes replaced."""
+    made = bytearray(message)
+    for place, byte in places:
+        if place < len(made):
+            made[place] = byte
+    return bytes(made)
+
+
 @settings(max_examples=200, deadline=None)
-@given(points, st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=3))
-def test_a_walked_body_is_what_protobuf_reads(made, flips):
+@given(points, points, flips)
+def test_a_walked_body_is_what_protobuf_reads(before, made, flips):
     """Where the short way reads a message, damaged or not, it reads the same series and samples as protobuf."""
-    message = bytearray(one(made))
-    for place, byte in flips:
-        if place < len(message):
-            message[place] = byte
-    plain = bytes(message)
+    plain = damaged(one(made), flips)
     walked = SeriesCache()
+    # What came before is what the walk expects to come again.
+    decoding._walk(one(before), walked)
     found = decoding._walk(plain, walked)
     if found is None:
         return
@@ -313,8 +323,29 @@ def test_a_walked_body_is_what_protobuf_reads(made, flips):
     assert accelerators[0] == accelerators[1]
 
 
+@settings(max_examples=200, deadline=None)
+@given(points, flips)
+def test_a_walked_body_with_symbols_is_what_protobuf_reads(made, flips):
+    """The same for 2.0, whose series the short way knows after protobuf has read them."""
+    cache = SeriesCache()
+    decode(snappy(two(made)), 2, cache, NOW)
+    # Other symbols first, so that every number is another one than before.
+    plain = damaged(two([Point(labels("up", node="other"), 1.0, NOW), *made]), flips)
+    decode(snappy(two([Point(labels("up", node="other"), 1.0, NOW)])), 2, cache, NOW)
+    found = decoding._walk_v2(plain, cache)
+    if found is None:
+        return
+    wanted = decoding._parse_v2(plain, cache)
+    assert [column.tobytes() for column in found] == [column.tobytes() for column in wanted]
+
+
 def test_the_common_form_is_walked():
     """What Prometheus sends takes the short way: else the speed that is published would not be its own."""
+    made = [Point(labels("DCGM_FI_DEV_GPU_UTIL", gpu, **pod("a")), gpu, NOW + gpu) for gpu in range(8)]
+    cache = SeriesCache()
+    decode(snappy(two(made[::-1])), 2, cache, NOW)
+    _, values, instants = decoding._walk_v2(two(made), cache)
+    assert (values.tolist(), instants.tolist()) == ([*range(8)], [NOW + gpu for gpu in range(8)])
     plain = one([Point(labels("DCGM_FI_DEV_GPU_UTIL", gpu, **pod("a")), gpu, NOW + gpu) for gpu in range(8)])
     numbers, values, instants = decoding._walk(plain, SeriesCache())
     assert (values.tolist(), instants.tolist()) == ([*range(8)], [NOW + gpu for gpu in range(8)])

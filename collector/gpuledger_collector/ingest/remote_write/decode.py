@@ -23,6 +23,7 @@ from gpuledger_collector.accounting.counters import LATEST_DAYS
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.decode import Refused
 from gpuledger_collector.ingest.batches.validate import DAY_MS, EARLIEST_MS, too_old
+from gpuledger_collector.ingest.remote_write import symbols
 from gpuledger_collector.ingest.remote_write.inference_counters import InferenceSample
 from gpuledger_collector.ingest.remote_write.messages import RAW, TWO
 from gpuledger_collector.ingest.remote_write.series import (
@@ -30,6 +31,7 @@ from gpuledger_collector.ingest.remote_write.series import (
     BAD,
     INFERENCE,
     MAX_LABELS,
+    SERIES_BYTES,
     BadSeries,
     SeriesCache,
     parse_labels,
@@ -130,7 +132,10 @@ def decode(body: bytes, version: int, cache: SeriesCache, now_ms: int, oldest_ms
     Samples from before `oldest_ms` are refused.
     """
     plain = inflate(body)
-    columns = (_walk(plain, cache) or _parse_v1(plain, cache)) if version == 1 else _parse_v2(plain, cache)
+    if version == 1:
+        columns = _walk(plain, cache) or _parse_v1(plain, cache)
+    else:
+        columns = _walk_v2(plain, cache) or _parse_v2(plain, cache)
     return _accept(cache, *columns, (oldest_ms, now_ms), zlib.crc32(body), len(plain))
 
 
@@ -180,7 +185,22 @@ def _walk(plain: bytes, cache: SeriesCache, is_complete: bool = False) -> _Colum
         place = following
         places.append(place)
         ends.append(at)
-    return _tails(plain, cache, np.array(places, dtype="<i8") - 1, np.array(ends, dtype="<i8"))
+    if not places:
+        return None
+    all_ends, series = np.array(ends, dtype="<i8"), np.array(places, dtype="<i8") - 1
+    sizes = np.diff(all_ends, prepend=0)
+    # Without the tag of the series and its length, which takes a second byte from 128 on, and without the labels.
+    sizes -= np.where(sizes < 0x80 + 2, 2, 3) + cache.table()["key_size"][series]
+    return _tails(plain, series, sizes, all_ends)
+
+
+def _walk_v2(plain: bytes, cache: SeriesCache) -> _Columns | None:
+    """The samples of a 2.0 body in the common form, of known series; None for any other."""
+    walked = symbols.walk(plain, cache)
+    if walked is None:
+        return None
+    series, starts, ends = walked
+    return _tails(plain, series, ends - starts, ends)
 
 
 def _look_up(plain: bytes, start: int, end: int, cache: SeriesCache, is_complete: bool) -> int | None:
@@ -197,13 +217,10 @@ def _look_up(plain: bytes, start: int, end: int, cache: SeriesCache, is_complete
     return _index_new(cache, key) if index is None and not is_complete else index
 
 
-def _tails(plain: bytes, cache: SeriesCache, series: Array, ends: Array) -> _Columns | None:
-    """Values and instants from the bytes after the labels of each series; None where they are no single sample."""
+def _tails(plain: bytes, series: Array, sizes: Array, ends: Array) -> _Columns | None:
+    """Values and instants from the encoded samples of series; None where one is no sample in the common form."""
     if not 0 < len(ends) <= MAX_SAMPLES or ends[0] < _TAIL:
         return None
-    sizes = np.diff(ends, prepend=0)
-    # Without the tag of the series and its length, which takes a second byte from 128 on.
-    sizes -= np.where(sizes < 0x80 + 2, 2, 3) + cache.table()["key_size"][series]
     is_zero = sizes == _ZERO_TAIL
     # The last 18 bytes of every series; those with a value of zero have bytes of their labels in the first nine.
     grid = sliding_window_view(np.frombuffer(plain, dtype="u1"), _TAIL)[ends - _TAIL]
@@ -272,14 +289,14 @@ def _parse_v2(plain: bytes, cache: SeriesCache) -> _Columns:
     except Exception as error:  # protobuf's DecodeError
         raise Refused(400, "the body is no io.prometheus.write.v2.Request") from error
     _bound(request)
-    symbols = list(request.symbols)
+    texts = list(request.symbols)
     # The specification requires it: a reference of 0 means an empty string.
-    if symbols[:1] != [""]:
+    if texts[:1] != [""]:
         raise Refused(400, "the first symbol is not the empty one")
     rows: list[tuple[int, float, int]] = []
     for series in request.timeseries:
         if len(series.samples):
-            index = _index_v2(series, symbols, cache)
+            index = _index_v2(series, texts, cache)
             rows += [(index, sample.value, sample.timestamp) for sample in series.samples]
     return _columns(rows)
 
@@ -293,17 +310,18 @@ def _bound(request: Any) -> None:
         raise Refused(413, f"the request has more than {MAX_SAMPLES} series or samples: send fewer in one request")
 
 
-def _index_v2(series: Any, symbols: list[str], cache: SeriesCache) -> int:
+def _index_v2(series: Any, texts: list[str], cache: SeriesCache) -> int:
     refs = list(series.labels_refs[: 2 * MAX_LABELS + 2])
-    if len(refs) % 2 or (refs and max(refs) >= len(symbols)):
+    if len(refs) % 2 or (refs and max(refs) >= len(texts)):
         raise Refused(400, "labels_refs: are not pairs of indexes into symbols")
-    key = tuple([symbols[ref] for ref in refs])
+    key = tuple([texts[ref] for ref in refs])
     if len(refs) > 2 * MAX_LABELS or sum(map(len, key)) > MAX_KEY_BYTES:
         return _index(cache, None, 0, [b""] * (MAX_LABELS + 1))
     index = cache.indexes.get(key)
     if index is None:
         pairs = list(zip(key[::2], key[1::2], strict=True))
-        index = cache.add(key, sum(map(len, key)), pairs)
+        index = cache.add(key, sum(map(len, key)) + SERIES_BYTES, pairs)
+        cache.add_symbols(key, index)
     return index
 
 

@@ -9,7 +9,7 @@ of the exporter itself, which holds no GPU.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,6 +160,10 @@ class SeriesCache:
     """The bytes of the labels of the series at `index + 1`; nothing, which is no prefix of anything, where unknown."""
     after: list[int] = field(default_factory=lambda: [0])
     """By a place in `keys`, that of the series that followed it most recently; the first is the begin of a body."""
+    symbols: dict[bytes, int] = field(default_factory=dict)
+    """Numbers, from 1 on, of the labels' names and values in series of version 2."""
+    by_symbols: dict[bytes, int] = field(default_factory=dict)
+    """Indexes of those series, by the numbers of their labels."""
     reasons: dict[int, str] = field(default_factory=dict)
     """Why a bad series is refused, by index."""
     accelerators: list[NodeAccelerator] = field(default_factory=list)
@@ -226,6 +230,12 @@ class SeriesCache:
             self.indexes[key] = index
             self.key_bytes += size + SERIES_BYTES
             return index
+
+    def add_symbols(self, texts: Sequence[str], index: int) -> None:
+        """Have a series found by the numbers of its labels' names and values."""
+        with self._lock:
+            numbers = [self.symbols.setdefault(text.encode(), len(self.symbols) + 1) for text in texts]
+            self.by_symbols[np.array(numbers, dtype="<u4").tobytes()] = index
 
     def _row(self, series: GpuSeries | InferenceSeries | None) -> tuple[object, ...]:
         if series is None:
