@@ -34,7 +34,7 @@ from gpuledger_collector.export import statement as forms
 from gpuledger_collector.export.chargeback import as_csv, unbilled_line, waste_line
 from gpuledger_collector.export.findings import counted, lasting
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
-from gpuledger_collector.services.budget_status import statuses
+from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.chargeback import direct_costs_by_team, notices, read_chargeback
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
@@ -248,7 +248,7 @@ def _current_facts(connection: Connection, now_ms: int, view: View, reports: boo
     with as_viewer(connection, view.reader.owner):
         idle = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), scope)
         anomalies = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), scope)
-        budgets = [status for status in statuses(connection, now_ms) if scope.sees(status.budget.owner)]
+        budgets = [status for status in standings(connection, now_ms) if scope.sees(status.budget.owner)]
     nodes = overview.nodes(connection) if view.owner is None else []
     looked_ms = findings.progress(connection, "idle")
     ongoing = sorted(

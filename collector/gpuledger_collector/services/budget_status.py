@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache, partial
 
 from gpuledger_collector.accounting.budgets import MONTH, TOTAL, Budget
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, budget_exhaustion, forecast_spend
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.allocation import allocate
-from gpuledger_collector.storage.billing.budget_status import Ahead, News, Spend, Status
+from gpuledger_collector.storage.billing.budget_status import Ahead, News, Status
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications.messages import Content
@@ -30,10 +31,31 @@ KIND = "budget"
 Write = Callable[[News], Content]
 
 
+class RatedDays:
+    """From when and up to when the ledger is rated, read once for several budgets."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.until = cache(partial(budgets.rated_until, connection))
+        self.since = cache(partial(budgets.rated_since, connection))
+
+
 def statuses(connection: Connection, at_ms: int) -> list[Status]:
     """Report every budget in its period at an instant: ended ranges as they ended, future ones left out."""
     return [
-        replace(status_of(connection, budget, period, at_ms), alerts=tuple(budgets.alerts(connection, budget, period)))
+        replace(
+            status,
+            pace_percents=_pace(connection, status),
+            alerts=tuple(budgets.alerts(connection, status.budget, status.period)),
+        )
+        for status in standings(connection, at_ms)
+    ]
+
+
+def standings(connection: Connection, at_ms: int) -> list[Status]:
+    """The same without pace and alerts, which cost more to read than the rest."""
+    rated = RatedDays(connection)
+    return [
+        standing(connection, budget, period, at_ms, rated)
         for budget in budgets.current(connection)
         if (period := budget.period_at(at_ms)).start_ms <= at_ms
     ]
@@ -43,8 +65,9 @@ def evaluate_shares(connection: Connection, budget: Budget, period: Period, at_m
     """Compute and store the shares of common costs of a period and of a forecast's history; only of total cost."""
     if budget.measure != TOTAL:
         return
-    known_ms = _known_until(connection, period, at_ms)
-    since_ms = min(period.start_ms, _history_since(connection, budget.calendar, known_ms))
+    rated = RatedDays(connection)
+    known_ms = _known_until(rated, period, at_ms)
+    since_ms = min(period.start_ms, _history_since(rated, budget.calendar, known_ms))
     parts = [
         part
         for span in (Period(since_ms, period.start_ms), Period(period.start_ms, known_ms))
@@ -69,28 +92,32 @@ def shared_cost(connection: Connection, budget: Budget, span: Period, at_ms: int
     return sum(micro for (currency, _), micro in shared.items() if currency == budget.currency)
 
 
-def _known_until(connection: Connection, period: Period, at_ms: int) -> int:
+def _known_until(rated: RatedDays, period: Period, at_ms: int) -> int:
     """Up to where the ledger is rated. Up to now would be wrong: time without a cost yet would look like a pause."""
-    return max(budgets.rated_until(connection, min(at_ms, period.end_ms)) or period.start_ms, period.start_ms)
+    return max(rated.until(min(at_ms, period.end_ms)) or period.start_ms, period.start_ms)
 
 
 def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int) -> Status:
-    """The standing of a budget as of an instant, from what is rated by then."""
-    known_ms = _known_until(connection, period, at_ms)
-    spend = budgets.spend(connection, budget, Period(period.start_ms, known_ms))
-    if at_ms >= period.end_ms:
-        return Status(
-            budget=budget, period=period, at_ms=at_ms, known_ms=known_ms, spend=spend, ahead=None, pace_percents=None
-        )
-    ahead = None if spend.micro is None else _ahead(connection, budget, period, known_ms, spend.micro)
+    """The standing of a budget as of an instant, from what is rated by then, with its pace."""
+    status = standing(connection, budget, period, at_ms, RatedDays(connection))
+    return replace(status, pace_percents=_pace(connection, status))
+
+
+def standing(connection: Connection, budget: Budget, period: Period, at_ms: int, rated: RatedDays) -> Status:
+    """The standing of a budget as of an instant, from what is rated by then, without its pace."""
+    known_ms = _known_until(rated, period, at_ms)
+    since_ms = period.start_ms if at_ms >= period.end_ms else _history_since(rated, budget.calendar, known_ms)
+    days = budgets.daily_spend(connection, budget, Period(min(since_ms, period.start_ms), known_ms))
+    own_days = [day for day in days if day.day_ms >= period.start_ms]
+    spend = budgets.spend(connection, budget, Period(period.start_ms, known_ms), own_days)
+    ahead = None
+    if at_ms < period.end_ms and spend.micro is not None:
+        by_day = {day.day_ms: round(day.amount) for day in days if day.day_ms >= since_ms}
+        if budget.measure == TOTAL:
+            by_day = _with_shares(by_day, budgets.shares(connection, budget, Period(since_ms, known_ms)))
+        ahead = _forecast(budget, period, known_ms, spend.micro, since_ms, by_day)
     return Status(
-        budget=budget,
-        period=period,
-        at_ms=at_ms,
-        known_ms=known_ms,
-        spend=spend,
-        ahead=ahead,
-        pace_percents=_pace(connection, budget, period, known_ms, spend),
+        budget=budget, period=period, at_ms=at_ms, known_ms=known_ms, spend=spend, ahead=ahead, pace_percents=None
     )
 
 
@@ -98,9 +125,9 @@ def forecast_owners(
     connection: Connection, level: str, names: Sequence[str], period: Period, at_ms: int
 ) -> dict[str, dict[str, Ahead]]:
     """Where the spending of each owner of a level goes by the end of a month, by currency, as its budget would say."""
-    calendar = zones.calendar(connection)
-    known_ms = _known_until(connection, period, at_ms)
-    since_ms = _history_since(connection, calendar, known_ms)
+    calendar, rated = zones.calendar(connection), RatedDays(connection)
+    known_ms = _known_until(rated, period, at_ms)
+    since_ms = _history_since(rated, calendar, known_ms)
     read = Period(min(since_ms, period.start_ms), known_ms)
     costs = budgets.costs_by_owner(connection, level, names, read) if read.ms else {}
     forecasts: dict[str, dict[str, Ahead]] = defaultdict(dict)
@@ -114,17 +141,6 @@ def forecast_owners(
     return forecasts
 
 
-def _ahead(connection: Connection, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
-    today_ms = budget.calendar.day_of(known_ms).start_ms
-    if today_ms >= period.end_ms:
-        return None
-    since_ms = _history_since(connection, budget.calendar, known_ms)
-    by_day = budgets.daily_amounts(connection, budget, Period(since_ms, known_ms))
-    if budget.measure == TOTAL:
-        by_day = _with_shares(by_day, budgets.shares(connection, budget, Period(since_ms, known_ms)))
-    return _forecast(budget, period, known_ms, spent_micro, since_ms, by_day)
-
-
 def _with_shares(by_day: Mapping[int, int], parts: Mapping[Period, int]) -> dict[int, int]:
     """Daily costs with the shares of each part of time spread over its days in proportion to them, as an estimate."""
     spread = dict(by_day)
@@ -136,11 +152,11 @@ def _with_shares(by_day: Mapping[int, int], parts: Mapping[Period, int]) -> dict
     return spread
 
 
-def _history_since(connection: Connection, days: Calendar, known_ms: int) -> int:
+def _history_since(rated: RatedDays, days: Calendar, known_ms: int) -> int:
     """The first day that a forecast goes by."""
 
     today_ms = days.day_of(known_ms).start_ms
-    return max(budgets.rated_since(connection, known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms)
+    return max(rated.since(known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms)
 
 
 def _forecast(
@@ -169,10 +185,11 @@ def _forecast(
     return Ahead(*ends, forecast.days_of_history, *dates)
 
 
-def _pace(
-    connection: Connection, budget: Budget, period: Period, known_ms: int, spend: Spend
-) -> tuple[int, int] | None:
-    """Burn of the last hour and the last six, in percent of the even pace of the period."""
+def _pace(connection: Connection, status: Status) -> tuple[int, int] | None:
+    """Burn of the last hour and the last six, in percent of the even pace of the period; None once it ended."""
+    budget, period, known_ms, spend = status.budget, status.period, status.known_ms, status.spend
+    if status.at_ms >= period.end_ms:
+        return None
     if known_ms - max(BURN_HOURS) * HOUR_MS < period.start_ms or spend.micro is None:
         return None
     # Shares of common costs are counted in proportion to the direct cost of the period.

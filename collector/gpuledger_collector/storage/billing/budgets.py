@@ -8,7 +8,8 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from decimal import Decimal
+from typing import Any, NamedTuple
 
 from gpuledger_collector.accounting.budgets import GPU_HOURS, MICRO_HOUR_NS, TOTAL, Alert, Budget, HolderSpend, Terms
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -192,23 +193,43 @@ def known_since(connection: Connection, period: Period) -> int:
     return first_ms
 
 
-def spend(connection: Connection, budget: Budget, period: Period) -> Spend:
-    """Sum what counts against the budget on the days that begin in the period."""
+class DaySpend(NamedTuple):
+    """What counts against a budget on a day, its held idle part, and GPU-time: counted, unpriced, in other currencies.
+
+    Shares of common costs are left out. None: unknown.
+    """
+
+    day_ms: int
+    amount: Decimal
+    idle: Decimal | None
+    gpu_ns: Decimal
+    unpriced_ns: Decimal
+    other_ns: Decimal
+
+
+def daily_spend(connection: Connection, budget: Budget, period: Period) -> list[DaySpend]:
+    """Sum what counts against the budget on each day that begins in the period."""
     where, values = _of(budget)
     micro, idle, counts = _measured(budget)
-    row = connection.execute(
+    rows = connection.execute(
         f"""
-        SELECT coalesce(sum({micro}) FILTER (WHERE {counts}), 0), sum({idle}) FILTER (WHERE {counts}),
+        SELECT l.day_ms, coalesce(sum({micro}) FILTER (WHERE {counts}), 0), sum({idle}) FILTER (WHERE {counts}),
             coalesce(sum(gpu_ns) FILTER (WHERE {counts}), 0), coalesce(sum(gpu_ns) FILTER (WHERE currency IS NULL), 0),
             coalesce(sum(gpu_ns) FILTER (WHERE currency <> %(currency)s), 0)
         FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id
-        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where}
+        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where} GROUP BY 1
         """,
         {**values, **_range(budget, period)},
-    ).fetchone()
-    assert row is not None
-    idle_micro = None if row[1] is None else round(row[1])
-    direct, gpu_ns, unpriced_ns, other_ns = (round(row[at]) for at in (0, 2, 3, 4))
+    )
+    return [DaySpend(*row) for row in rows]
+
+
+def spend(connection: Connection, budget: Budget, period: Period, days: Sequence[DaySpend]) -> Spend:
+    """Sum the days of the period, with the shares of common costs for a budget on total cost."""
+    known_idle = [day.idle for day in days if day.idle is not None]
+    idle_micro = round(sum(known_idle)) if known_idle else None
+    direct, gpu_ns = round(sum(day.amount for day in days)), round(sum(day.gpu_ns for day in days))
+    unpriced_ns, other_ns = round(sum(day.unpriced_ns for day in days)), round(sum(day.other_ns for day in days))
     if budget.measure == GPU_HOURS:  # hours count whatever they cost
         return Spend(direct, idle_micro, gpu_ns, 0, 0)
     if budget.measure != TOTAL:
@@ -239,18 +260,6 @@ def store_shares(connection: Connection, budget: Budget, parts: Mapping[Period, 
             "shared_micro = excluded.shared_micro",
             [(budget.id, part.start_ms, part.end_ms, micro) for part, micro in parts.items()],
         )
-
-
-def daily_amounts(connection: Connection, budget: Budget, period: Period) -> dict[int, int]:
-    """Return what counts against the budget on each day of the period that has anything, shares left out."""
-    where, values = _of(budget)
-    micro, _, counts = _measured(budget)
-    rows = connection.execute(
-        f"SELECT l.day_ms, sum({micro}) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id "
-        f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {counts} AND {where} GROUP BY 1",
-        {**values, **_range(budget, period)},
-    )
-    return {day_ms: round(amount or 0) for day_ms, amount in rows}
 
 
 def costs_by_owner(
