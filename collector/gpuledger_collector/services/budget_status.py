@@ -18,6 +18,7 @@ from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, budget_exhaustio
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.billing.budget_status import Ahead, News, Status
+from gpuledger_collector.storage.billing.budgets import DaySpend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications.messages import Content
@@ -53,12 +54,8 @@ def statuses(connection: Connection, at_ms: int) -> list[Status]:
 
 def standings(connection: Connection, at_ms: int) -> list[Status]:
     """The same without pace and alerts, which cost more to read than the rest."""
-    rated = RatedDays(connection)
-    return [
-        standing(connection, budget, period, at_ms, rated)
-        for budget in budgets.current(connection)
-        if (period := budget.period_at(at_ms)).start_ms <= at_ms
-    ]
+    periods = [(budget, budget.period_at(at_ms)) for budget in budgets.current(connection)]
+    return standings_of(connection, [(budget, period) for budget, period in periods if period.start_ms <= at_ms], at_ms)
 
 
 def evaluate_shares(connection: Connection, budget: Budget, period: Period, at_ms: int) -> None:
@@ -99,23 +96,42 @@ def _known_until(rated: RatedDays, period: Period, at_ms: int) -> int:
 
 def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int) -> Status:
     """The standing of a budget as of an instant, from what is rated by then, with its pace."""
-    status = standing(connection, budget, period, at_ms, RatedDays(connection))
+    (status,) = standings_of(connection, [(budget, period)], at_ms)
     return replace(status, pace_percents=_pace(connection, status))
 
 
-def standing(connection: Connection, budget: Budget, period: Period, at_ms: int, rated: RatedDays) -> Status:
-    """The standing of a budget as of an instant, from what is rated by then, without its pace."""
-    known_ms = _known_until(rated, period, at_ms)
-    since_ms = period.start_ms if at_ms >= period.end_ms else _history_since(rated, budget.calendar, known_ms)
-    days = budgets.daily_spend(connection, budget, Period(min(since_ms, period.start_ms), known_ms))
+def standings_of(connection: Connection, wanted: Sequence[tuple[Budget, Period]], at_ms: int) -> list[Status]:
+    """The standings of budgets in their periods as of an instant, from what is rated by then, without their pace."""
+    rated = RatedDays(connection)
+    known = [_known_until(rated, period, at_ms) for _, period in wanted]
+    since = [
+        period.start_ms if at_ms >= period.end_ms else _history_since(rated, budget.calendar, known_ms)
+        for (budget, period), known_ms in zip(wanted, known, strict=True)
+    ]
+    read = [
+        (budget, Period(min(since_ms, period.start_ms), known_ms))
+        for (budget, period), known_ms, since_ms in zip(wanted, known, since, strict=True)
+    ]
+    days = budgets.daily_spend(connection, read) if read else {}
+    return [
+        _standing(connection, budget, period, at_ms, Period(since_ms, known_ms), days[budget.id])
+        for (budget, period), known_ms, since_ms in zip(wanted, known, since, strict=True)
+    ]
+
+
+def _standing(
+    connection: Connection, budget: Budget, period: Period, at_ms: int, history: Period, days: Sequence[DaySpend]
+) -> Status:
+    """The standing of a budget from its days, those of `history` for a forecast included."""
+    known_ms = history.end_ms
     own_days = [day for day in days if day.day_ms >= period.start_ms]
     spend = budgets.spend(connection, budget, Period(period.start_ms, known_ms), own_days)
     ahead = None
     if at_ms < period.end_ms and spend.micro is not None:
-        by_day = {day.day_ms: round(day.amount) for day in days if day.day_ms >= since_ms}
+        by_day = {day.day_ms: round(day.amount) for day in days if day.day_ms >= history.start_ms}
         if budget.measure == TOTAL:
-            by_day = _with_shares(by_day, budgets.shares(connection, budget, Period(since_ms, known_ms)))
-        ahead = _forecast(budget, period, known_ms, spend.micro, since_ms, by_day)
+            by_day = _with_shares(by_day, budgets.shares(connection, budget, history))
+        ahead = _forecast(budget, period, known_ms, spend.micro, history.start_ms, by_day)
     return Status(
         budget=budget, period=period, at_ms=at_ms, known_ms=known_ms, spend=spend, ahead=ahead, pace_percents=None
     )

@@ -25,7 +25,7 @@ from gpuledger_collector.accounting.statement import (
     unpriced_ns,
 )
 from gpuledger_collector.export.statement import Statement
-from gpuledger_collector.services.budget_status import RatedDays, forecast_owners, standing
+from gpuledger_collector.services.budget_status import forecast_owners, standings_of
 from gpuledger_collector.services.chargeback import Chargeback, read_chargeback
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.storage.billing import budgets, statements
@@ -161,13 +161,12 @@ class _Month:
     def _budget_statuses(self, owner: str) -> tuple[Status, ...]:
         """The owner's own budgets and those of its branches, in their period at the end of the month (or now)."""
         at_ms = min(self.now_ms, self.period.end_ms)
-        rated = RatedDays(self.connection)
-        statuses = []
+        wanted = []
         for budget in self.budgets.get(owner, ()):
             period = budget.period_at(min(at_ms, self.period.end_ms - 1))
             if period.clip(Period(self.period.start_ms, at_ms)) is not None:
-                statuses.append(standing(self.connection, budget, period, at_ms, rated))
-        return tuple(statuses)
+                wanted.append((budget, period))
+        return tuple(standings_of(self.connection, wanted, at_ms))
 
 
 def _with_corrections(ahead: Mapping[str, Ahead], sections: Sequence[StatementSection]) -> Mapping[str, Ahead]:

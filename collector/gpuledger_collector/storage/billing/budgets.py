@@ -32,6 +32,33 @@ _OWNER_COLUMNS = {
     "user": "o.user_name",
 }
 
+_OF_BUDGET = " AND ".join(
+    f"(b.owner ->> '{level}' IS NULL OR {column} = b.owner ->> '{level}')" for level, column in _OWNER_COLUMNS.items()
+)
+# Lines are added up by owner before they are matched with budgets; 0 is what no owner pays.
+_DAILY_SPEND = f"""
+WITH b AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(owners)s::jsonb[], %(currencies)s::text[], %(starts)s::bigint[],
+        %(ends)s::bigint[]) AS b (id, owner, currency, start_ms, end_ms)
+), payer AS MATERIALIZED (
+    SELECT b.id, b.currency, b.start_ms, b.end_ms, o.owner_id FROM b JOIN (
+        SELECT id AS owner_id, org, team, project, experiment, run, user_name FROM owner
+        UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL) o ON {_OF_BUDGET}
+), line AS MATERIALIZED (
+    SELECT l.day_ms, coalesce(l.owner_id, 0) AS owner_id, l.state, l.currency, sum({{micro}}) AS micro,
+        sum({{idle}}) AS idle, sum(l.gpu_ns) AS gpu_ns
+    FROM ledger_day l WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s
+        AND coalesce(l.owner_id, 0) IN (SELECT owner_id FROM payer)
+    GROUP BY 1, 2, 3, 4
+)
+SELECT b.id, l.day_ms, coalesce(sum(l.micro) FILTER (WHERE {{counts}}), 0), sum(l.idle) FILTER (WHERE {{counts}}),
+    coalesce(sum(l.gpu_ns) FILTER (WHERE {{counts}}), 0),
+    coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency IS NULL), 0),
+    coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency <> b.currency), 0)
+FROM payer b JOIN line l ON l.owner_id = b.owner_id AND l.day_ms >= b.start_ms AND l.day_ms < b.end_ms
+GROUP BY 1, 2 ORDER BY 1, 2
+"""
+
 
 def current(connection: Connection) -> list[Budget]:
     """The budgets in force, by name."""
@@ -207,21 +234,30 @@ class DaySpend(NamedTuple):
     other_ns: Decimal
 
 
-def daily_spend(connection: Connection, budget: Budget, period: Period) -> list[DaySpend]:
-    """Sum what counts against the budget on each day that begins in the period."""
-    where, values = _of(budget)
-    micro, idle, counts = _measured(budget)
-    rows = connection.execute(
-        f"""
-        SELECT l.day_ms, coalesce(sum({micro}) FILTER (WHERE {counts}), 0), sum({idle}) FILTER (WHERE {counts}),
-            coalesce(sum(gpu_ns) FILTER (WHERE {counts}), 0), coalesce(sum(gpu_ns) FILTER (WHERE currency IS NULL), 0),
-            coalesce(sum(gpu_ns) FILTER (WHERE currency <> %(currency)s), 0)
-        FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id
-        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where} GROUP BY 1
-        """,
-        {**values, **_range(budget, period)},
-    )
-    return [DaySpend(*row) for row in rows]
+def daily_spend(connection: Connection, wanted: Sequence[tuple[Budget, Period]]) -> dict[int, list[DaySpend]]:
+    """Sum what counts against each budget on each day that begins in its period, by the number of the budget.
+
+    The ledger is read once for all budgets of a measure.
+    """
+    found: dict[int, list[DaySpend]] = {budget.id: [] for budget, _ in wanted}
+    for measure in {budget.measure for budget, _ in wanted}:
+        own = [(budget, period) for budget, period in wanted if budget.measure == measure]
+        micro, idle, counts = _measured(measure, "b.currency")
+        rows = connection.execute(
+            _DAILY_SPEND.format(micro=micro, idle=idle, counts=counts),
+            {
+                "ids": [budget.id for budget, _ in own],
+                "owners": [json.dumps(dict(budget.owner)) for budget, _ in own],
+                "currencies": [budget.currency for budget, _ in own],
+                "starts": [period.start_ms for _, period in own],
+                "ends": [period.end_ms for _, period in own],
+                "start": min(period.start_ms for _, period in own),
+                "end": max(period.end_ms for _, period in own),
+            },
+        )
+        for budget_id, *day in rows:
+            found[budget_id].append(DaySpend(*day))
+    return found
 
 
 def spend(connection: Connection, budget: Budget, period: Period, days: Sequence[DaySpend]) -> Spend:
@@ -281,7 +317,7 @@ def costs_by_owner(
 def amount_of_range(connection: Connection, budget: Budget, period: Period) -> int:
     """Estimate what counts against the budget in a range of time: charges count in proportion to their overlap."""
     where, values = _of(budget)
-    micro, _, counts = _measured(budget)
+    micro, _, counts = _measured(budget.measure)
     row = connection.execute(
         f"""
         SELECT coalesce(round(sum(({micro})::numeric
@@ -299,7 +335,7 @@ def amount_of_range(connection: Connection, budget: Budget, period: Period) -> i
 def spend_by_holder(connection: Connection, budget: Budget, period: Period) -> Sequence[HolderSpend]:
     """Sum charges by job name, user, project and model; time that nobody held by its state."""
     where, values = _of(budget)
-    micro, _, counts = _measured(budget)
+    micro, _, counts = _measured(budget.measure)
     rows = connection.execute(
         f"""
         SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
@@ -380,12 +416,12 @@ def _of(budget: Budget) -> tuple[str, Mapping[str, str]]:
     return where or "true", {f"owner_{level}": value for level, value in budget.owner.items()}
 
 
-def _measured(budget: Budget) -> tuple[str, str, str]:
+def _measured(measure: str, currency: str = "%(currency)s") -> tuple[str, str, str]:
     """What a line `l` adds to a budget, its held idle part, and the condition under which it counts."""
-    if budget.measure == GPU_HOURS:
+    if measure == GPU_HOURS:
         known = f"CASE WHEN l.unknown_ns < l.gpu_ns THEN l.idle_ns::numeric / {MICRO_HOUR_NS} END"
         return f"l.gpu_ns::numeric / {MICRO_HOUR_NS}", known, f"l.state = '{HELD}'"
-    return "l.cost_micro", "l.idle_cost_micro", "coalesce(l.currency = %(currency)s, false)"
+    return "l.cost_micro", "l.idle_cost_micro", f"coalesce(l.currency = {currency}, false)"
 
 
 def _called(state: str, name: str | None) -> str:
