@@ -1,22 +1,33 @@
-"""Capacity policies on the open traces: wait against cost, at two delays and two budgets.
+"""Capacity policies judged left out: all constants are chosen on some clusters and shown on another one.
 
-The same backtest as `gpuledger scale backtest`: ten days of history, the rest judged, GPUs fractional. Cut is how much
-less demand waited than under the rival. `tuned`: the best of 144 reactive settings on the history within the budget,
-fixed; `daily`: the same, chosen anew each day (what is left beyond it is the forecast's); `hindsight`: the best on the
-judged part itself. `--pictures=DIR` draws wait against cost, one picture per trace with a panel for each delay.
+The same backtest as `gpuledger scale backtest`, on pools of the open traces at 5 minutes: ten days of history, the rest
+judged, GPUs fractional, two delays and two budgets. Cut is how much less demand waited than under `tuned`, the best of
+144 reactive settings on the history within the budget. A family is a cluster (helios, dlrm, openb) or the shapes of
+serving demand (seasonal). Every setting of CHOICES is judged on every pool; a family gets, constant by constant, the
+median of the tenth that cut most on the *other* families, of those that harmed no pool there. The constants that ship
+are chosen so from all families and are shown apart. `daily` is the reactive setting selected anew each day by the same
+rules: what is left beyond it is the forecast's.
+
+Nothing is drawn at random, but for the noise on the taxi rides (seed 0). `--pools=helios/` judges only pools whose name
+holds this; `--pictures=DIR` draws wait against cost, one picture per pool of DRAWN with a panel for each delay.
 """
 
 from __future__ import annotations
 
-import statistics
+import itertools
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bench._traces import five_minutes, folder
 from gpuledger_collector.insight.backtest import ScalingScenario, backtest_scaling
+from gpuledger_collector.insight.scaling.choice import SelectionRules
+from gpuledger_collector.insight.scaling.policies import LOT_UNITS, headroom_unit
+from gpuledger_collector.insight.scaling.replay import CandidateReplay
+from gpuledger_collector.insight.scaling.simulation import unmet
 from gpuledger_collector.insight.series import Series
 
 STEP = 300_000
@@ -24,10 +35,19 @@ MINUTE = 60_000
 CAPS = (1.1, 1.25)
 DELAYS = (5, 10)
 FRONTIER = (1.02, 1.05, 1.1, 1.15, 1.25, 1.4)
+CHOICES = {
+    "window_days": (7, 10, 14, 21, 28),
+    "lent_days": (7.0, 14.0, 28.0),
+    "least_lot": LOT_UNITS,
+}
+"""What each constant may be, in order: days compared, days to repay, and which candidates there are."""
+SHIPPED = {"window_days": 14, "lent_days": 14.0, "least_lot": 0.5}
+MOST_WAIT_RATIO, MOST_COST_RATIO, NO_WAIT = 1.0, 1.02, 0.1
+"""A policy harms that waits or costs more than these times the tuned one's; less GPU-hours of wait are none."""
 DRAWN = {
-    "helios_cluster": ("Training cluster", "scaling-cluster.svg"),
-    "taxi_diurnal": ("Seasonal pool", "scaling-seasonal.svg"),
-    "requests_diurnal": ("Requests, summed", "scaling-requests.svg"),
+    "helios/cluster": ("Training cluster", "scaling-cluster.svg"),
+    "seasonal/taxi": ("Seasonal pool", "scaling-seasonal.svg"),
+    "seasonal/requests": ("Requests, summed", "scaling-requests.svg"),
 }
 COLORS = {
     "static-peak": "#555555",
@@ -47,6 +67,123 @@ WORDS = {
 }
 
 
+@dataclass(frozen=True)
+class Score:
+    """Ours on one pool next to the tuned reactive setting: GPU-hours of wait, capacity and capacity changes."""
+
+    wait: float
+    tuned_wait: float
+    daily_wait: float
+    capacity: float
+    tuned_capacity: float
+    demand: float
+    actions: float
+    tuned_actions: float
+    days_ahead: int
+    days: int
+
+    @property
+    def cut(self):
+        """Less wait than the tuned setting; 0 where neither waited."""
+        return cut(self.wait, self.tuned_wait) or 0.0
+
+    @property
+    def harmful(self):
+        """Whether the tuned setting would have been better for anybody."""
+        waits = self.wait > MOST_WAIT_RATIO * self.tuned_wait + 1e-6
+        return waits or self.capacity > MOST_COST_RATIO * self.tuned_capacity
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pool at one delay and budget."""
+
+    pool: str
+    delay: int
+    cap: float
+
+    @property
+    def family(self):
+        return self.pool.split("/")[0]
+
+
+def every_setting():
+    """All settings of CHOICES, by name of the constant."""
+    return [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+
+
+def allowed_candidates(replay, setting):
+    """The forecasts that a setting lets compete."""
+    unit = headroom_unit(replay.demand[: replay.first], replay.node)
+    return np.array(
+        [each.predictive and each.lot_gpus >= setting["least_lot"] * unit for each in replay.candidates.settings]
+    )
+
+
+def rules_of(setting):
+    return SelectionRules(window_days=setting["window_days"], lent_days=setting["lent_days"])
+
+
+def scores(demand, delay, cap, settings):
+    """The score of each setting on one pool; all candidates are replayed once."""
+    known = np.ones(len(demand), dtype=bool)
+    replay = CandidateReplay(demand, known, STEP, max(1, delay * MINUTE // STEP), 0.0, cap)
+    daily, _ = replay.run([replay.schedule(~replay.predictive, SelectionRules())], SelectionRules())
+    out = [None] * len(settings)
+    for lent in dict.fromkeys(setting["lent_days"] for setting in settings):
+        places = [place for place, setting in enumerate(settings) if setting["lent_days"] == lent]
+        chosen = [
+            replay.schedule(allowed_candidates(replay, settings[place]), rules_of(settings[place])) for place in places
+        ]
+        # Settings with the same choices have the same capacity: it is replayed once.
+        kinds = {days.tobytes(): days for days in chosen}
+        capacity, _ = replay.run(list(kinds.values()), rules_of(settings[places[0]]))
+        of_kind = dict(zip(kinds, capacity.T, strict=True))
+        for place, days in zip(places, chosen, strict=True):
+            out[place] = score(replay, of_kind[days.tobytes()], daily[:, 0], days)
+    return out
+
+
+def score(replay, ours, daily, chosen):
+    judged = slice(replay.first, None)
+    tuned, demand = replay.capacity[judged, replay.anchor], replay.demand[judged]
+    hours = STEP / 3_600_000
+    waits = [float(unmet(demand, each).sum() * hours) for each in (ours[judged], tuned, daily[judged])]
+    spent = [float(each.sum() * hours) for each in (ours[judged], tuned, demand)]
+    actions = [float((np.abs(np.diff(each)) > 1e-9).sum()) for each in (ours[judged], tuned)]
+    days = chosen[replay.first // replay.per_day :]
+    return Score(*waits, *spent, *actions, int((days != replay.anchor).sum()), len(days))
+
+
+def choose(settings, table, left_out):
+    """Constant by constant the median of the tenth of `settings` that is best on every family but `left_out`.
+
+    `table` maps each case to the scores of the settings.
+    """
+    seen = [case for case in table if case.family != left_out]
+    families = dict.fromkeys(case.family for case in seen)
+    merits = []
+    for place in range(len(settings)):
+        cuts = {family: [] for family in families}
+        for case in seen:
+            cuts[case.family].append(table[case][place].cut)
+        harm = sum(table[case][place].harmful for case in seen)
+        merits.append(np.mean([np.mean(each) for each in cuts.values()]) - 1000 * harm)
+    best = np.argsort(merits, kind="stable")[::-1][: max(1, len(settings) // 10)]
+    constants = {}
+    for name, values in CHOICES.items():
+        places = sorted(values.index(settings[place][name]) for place in best)
+        constants[name] = values[places[len(places) // 2]]
+    return constants
+
+
+def judge_left_out(settings, table):
+    """The score of each case by constants chosen on the other families, and these constants by family."""
+    families = dict.fromkeys(case.family for case in table)
+    chosen = {family: choose(settings, table, family) for family in families}
+    return {case: table[case][settings.index(chosen[case.family])] for case in table}, chosen
+
+
 def judged(demand, delay_minutes, cap):
     done = backtest_scaling(
         Series("demand", 0, STEP, demand.astype(float)), ScalingScenario(delay_minutes * MINUTE, cap)
@@ -55,52 +192,65 @@ def judged(demand, delay_minutes, cap):
 
 
 def cut(ours, rival):
-    """Less wait in percent; None where the rival did not wait for a tenth of a GPU-hour and neither did we."""
-    if rival < 0.1:
-        return None if ours < 0.1 else -100.0
+    """Less wait in percent; None where neither waited."""
+    if rival < NO_WAIT:
+        return None if ours < NO_WAIT else -100.0
     return 100 * (1 - ours / rival)
 
 
-def table(traces):
-    print(
-        "| trace | delay | budget | ours: wait @ cost | actions/day | tuned: wait @ cost | actions/day "
-        "| cut | cut daily | cut hindsight | days ahead |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    cuts, harmful, busy, seconds = {}, [], [], []
-    for name, (demand, _) in traces.items():
-        for delay in DELAYS:
-            for cap in CAPS:
-                started = time.process_time()
-                outcomes, done = judged(demand, delay, cap)
-                seconds.append(time.process_time() - started)
-                ours, tuned = outcomes["gpuledger"], outcomes["reactive-tuned"]
-                each = [cut(ours.wait, outcomes[f"reactive-{rival}"].wait) for rival in ("tuned", "daily", "hindsight")]
-                shown = " | ".join("both 0" if value is None else f"{value:.0f} %" for value in each)
-                days = done.judged.sum() / 288
-                ahead = f"{done.predictive_days}/{done.judged_days}"
-                print(
-                    f"| {name} | {delay} | {cap} | {ours.wait:.1f} @ {ours.capacity / ours.demand:.3f} "
-                    f"| {ours.actions / days:.0f} | {tuned.wait:.1f} @ {tuned.capacity / tuned.demand:.3f} "
-                    f"| {tuned.actions / days:.0f} | {shown} | {ahead} |"
-                )
-                cuts.setdefault(cap, []).append(each)
-                where = f"{name} {delay} min {cap}"
-                if ours.wait > 1.05 * tuned.wait + 0.1 or ours.capacity > 1.0205 * tuned.capacity:
-                    harmful.append(where)
-                if ours.actions > 1.25 * tuned.actions + days:
-                    busy.append(where)
-    for cap, rows in cuts.items():
-        medians = [
-            statistics.median(0.0 if value is None else value for value in column) for column in zip(*rows, strict=True)
-        ]
-        print(
-            f"\nmedian cut at {cap}: {medians[0]:.0f} % (tuned), {medians[1]:.0f} % (daily), "
-            f"{medians[2]:.0f} % (hindsight)"
-        )
-    print(f"\nharmful (wait > 1.05 x tuned or cost > 1.02 x tuned): {', '.join(harmful) or 'none'}")
-    print(f"busier (actions > 1.25 x tuned): {', '.join(busy) or 'none'}")
-    print(f"median {statistics.median(seconds):.1f} s of CPU per backtest of {len(traces)} traces")
+def report(results):
+    """Print a row for each pool and delay, and the means that the goals speak of."""
+    titles = [f"{cap}: ours, wait @ cost | tuned | cut | daily | changes | days ahead" for cap in CAPS]
+    print(f"| pool | delay | {' | '.join(titles)} |\n|---|---|{'---|' * 6 * len(CAPS)}")
+    for pool, delay in dict.fromkeys((case.pool, case.delay) for case in results):
+        cells = []
+        for cap in CAPS:
+            each = results[Case(pool, delay, cap)]
+            cells += [
+                f"{each.wait:.1f} @ {each.capacity / each.demand:.3f}",
+                f"{each.tuned_wait:.1f} @ {each.tuned_capacity / each.demand:.3f}",
+                *(percent(cut(wait, each.tuned_wait)) for wait in (each.wait, each.daily_wait)),
+                f"{each.actions / max(each.tuned_actions, 1):.2f}",
+                f"{each.days_ahead}/{each.days}",
+            ]
+        print(f"| {pool} | {delay} | {' | '.join(cells)} |")
+
+
+def percent(value):
+    return "both 0" if value is None else f"{value:.0f} %"
+
+
+GROUPS = {
+    "training cluster": lambda case: case.pool == "helios/cluster",
+    "short pods": lambda case: case.pool == "openb/short pods",
+    "all services": lambda case: case.pool == "dlrm/all",
+    "single teams": lambda case: case.family == "helios" and case.pool != "helios/cluster",
+    "single services": lambda case: case.family == "dlrm" and case.pool != "dlrm/all",
+    "pods by class": lambda case: case.family == "openb" and case.pool != "openb/short pods",
+    "taxi": lambda case: case.pool == "seasonal/taxi",
+    "requests": lambda case: case.pool.startswith("seasonal/requests"),
+    "every pool": bool,
+}
+
+
+def summary(label, results):
+    """Print mean cuts by group, and how many cases were harmed."""
+    print(f"\n| {label}: mean cut | {' | '.join(f'{cap}, {d} min' for cap in CAPS for d in DELAYS)} |")
+    print(f"|---|{'---|' * len(CAPS) * len(DELAYS)}")
+    for name, belongs in GROUPS.items():
+        cells = []
+        for cap, delay in itertools.product(CAPS, DELAYS):
+            cuts = [
+                each.cut for case, each in results.items() if belongs(case) and (case.cap, case.delay) == (cap, delay)
+            ]
+            cells.append(f"{np.mean(cuts):.0f} %" if cuts else "")
+        print(f"| {name} | {' | '.join(cells)} |")
+    waits = [each.wait / each.tuned_wait for each in results.values() if each.tuned_wait >= NO_WAIT]
+    costs = [each.capacity / each.tuned_capacity for each in results.values()]
+    harmed = [f"{case.pool} {case.delay} min {case.cap}" for case, each in results.items() if each.harmful]
+    busy = [each for each in results.values() if each.actions > 1.25 * each.tuned_actions + each.days]
+    print(f"\nharmed: {len(harmed)} of {len(results)} ({', '.join(harmed) or 'none'}); most wait", end=" ")
+    print(f"{max(waits, default=0):.3f} x, most cost {max(costs):.4f} x tuned; over 1.25 x its changes: {len(busy)}")
 
 
 def against_defaults(traces):
@@ -109,7 +259,7 @@ def against_defaults(traces):
         "\n|---|---|---|---|---|"
     )
     cuts = []
-    for name, (demand, _) in traces.items():
+    for name, demand in traces.items():
         for delay in DELAYS:
             first, _ = judged(demand, delay, 1.25)
             hpa = first["hpa-default"]
@@ -122,7 +272,7 @@ def against_defaults(traces):
                 f"| {name} | {delay} | {hpa.wait:.1f} @ {ratio:.2f} | {ours.wait:.1f} @ {cost:.2f} "
                 f"| {'both 0' if value is None else f'{value:.0f} %'} |"
             )
-    print(f"\nmedian cut against the defaults: {statistics.median(cuts):.0f} %")
+    print(f"\nmedian cut against the defaults: {np.median(cuts):.0f} %")
 
 
 def picture(demand, title, path):
@@ -194,14 +344,28 @@ def panel(left, title, points):
     return out
 
 
+def option(name, default):
+    given = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")]
+    return given[0] if given else default
+
+
 def main() -> int:
-    traces = five_minutes(folder())
-    asked = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--pictures=")]
-    if asked:
+    traces = {name: values for name, values in five_minutes(folder()).items() if option("pools", "") in name}
+    if option("pictures", ""):
         for name, (title, file) in DRAWN.items():
-            picture(traces[name][0], title, Path(asked[0]) / file)
+            picture(traces[name], title, Path(option("pictures", "")) / file)
         return 0
-    table(traces)
+    settings, table, started = every_setting(), {}, time.process_time()
+    for name, delay, cap in itertools.product(traces, DELAYS, CAPS):
+        print(f"... {name}, {delay} min, {cap}", file=sys.stderr, flush=True)
+        table[Case(name, delay, cap)] = scores(traces[name].astype(float), delay, cap, settings)
+    results, chosen = judge_left_out(settings, table)
+    print(f"{len(traces)} pools, {len(settings)} settings, {time.process_time() - started:.0f} s of CPU\n")
+    report(results)
+    summary("left out", results)
+    summary("as shipped (has seen all)", {case: table[case][settings.index(SHIPPED)] for case in table})
+    for family, constants in [*chosen.items(), ("none", choose(settings, table, None)), ("ships", SHIPPED)]:
+        print(f"without {family}: " if family != "ships" else "ships: ", constants)
     against_defaults(traces)
     return 0
 

@@ -260,6 +260,6 @@ def print_policies(result: Backtest, form: options.Format) -> None:
     footer = [
         "capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU",
         f"gpuledger looked ahead on {result.predictive_days} of {plural(result.judged_days, 'day')}, "
-        "else it ran plain headroom",
+        "else it ran the tuned reactive setting",
     ]
     emit(form, BACKTEST_COLUMNS, rows, footer)

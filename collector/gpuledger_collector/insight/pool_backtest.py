@@ -8,8 +8,9 @@ import numpy as np
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.insight.backtest import HISTORY_DAYS, Backtest, ScalingScenario, TooShort, backtest_scaling
+from gpuledger_collector.insight.backtest import Backtest, ScalingScenario, TooShort, backtest_scaling
 from gpuledger_collector.insight.rates import HOUR_S, GpuHourRate, money_micro
+from gpuledger_collector.insight.scaling.choice import HISTORY_DAYS
 from gpuledger_collector.insight.scaling.policies import headroom_unit, reactive
 from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.insight.scaling.simulation import simulate

@@ -1,12 +1,14 @@
 """Capacity that a pool should hold now, as a number and a sentence.
 
-At the start of each day (UTC) the pool's own last four weeks are replayed with every candidate, as in the backtest, and
-the safest one within the budget is used all day. Its target is never below current demand and is then held to the
-pool's limits. There is no advice when the demand is stale: a caller without an answer falls back to reacting.
+At the start of each day (UTC) the pool's own last four weeks are replayed with every candidate, as in the backtest. The
+advice is what the backtest's policy has at the last step: the day's setting, guarded by what it saved and spent in
+these weeks. It is never below current demand and is then held to the pool's limits. There is no advice when the demand
+is stale: a caller without an answer falls back to reacting.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections.abc import Sequence
@@ -16,31 +18,18 @@ from functools import lru_cache
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.insight.scaling.choice import (
-    DailyTotals,
-    SelectionRules,
-    affordable,
-    daily_totals,
-    select,
-    tuned_reactive,
-    typical_change,
-)
+from gpuledger_collector.insight.scaling.choice import HISTORY_DAYS, SelectionRules
 from gpuledger_collector.insight.scaling.lookahead import climate
-from gpuledger_collector.insight.scaling.policies import (
-    PolicySetting,
-    current_target,
-    headroom_unit,
-    predictive,
-    reactive,
-)
-from gpuledger_collector.insight.scaling.simulation import simulate
+from gpuledger_collector.insight.scaling.policies import PolicySetting, request_since
+from gpuledger_collector.insight.scaling.replay import CandidateReplay
+from gpuledger_collector.insight.scaling.simulation import GuardedReplay
 from gpuledger_collector.insight.series import Flags, Floats, Series, fill_forward
 
 PAST_DAYS = 28
-MIN_DAYS = 10
-SETTLE_DAYS = 3
 STALE_STEPS = 3
 YOUNG_HEADROOM = 0.1
+SAME_GPUS = 0.05
+"""Less is rounding noise to a person."""
 SHOWN = (0.5, 0.9, 0.98)
 
 
@@ -81,7 +70,7 @@ class ScalingAdvice:
     """Capacity to hold, and why. `demand_ahead` maps quantiles to the demand expected within the lead time.
 
     `mode` is predictive, reactive, or young (too little history to choose). `wanted_gpus` is the target of the chosen
-    setting before the limits, `reactive_gpus` that of the best reactive one.
+    setting before the limits, `reactive_gpus` that of the tuned reactive one. In mode reactive both are the same.
     """
 
     as_of_ms: int
@@ -125,8 +114,8 @@ def advise(
     recent = slice(max(0, last + 1 - (PAST_DAYS + 1) * per_day), last + 1)
     demand, known = fill_forward(series.values[recent]), known[recent]
     delay = max(1, round(lead_ms / series.step_ms))
-    today = (as_of + series.step_ms) % DAY_MS // series.step_ms
-    setting, wanted, reacting, mode = _choose(demand, known, delay, series.step_ms, limits, today)
+    today = as_of % DAY_MS // series.step_ms + 1
+    choice = _choose(demand, known, delay, series.step_ms, limits, today)
     # The demand of the step that has not ended yet may be above the last one, and must be served as well.
     now = max(float(demand[-1]), now_gpus)
     rise = np.zeros(len(SHOWN))
@@ -134,7 +123,7 @@ def advise(
         rise = climate(demand, delay, per_day, np.asarray(SHOWN), len(demand) - 1)[-1]
     if held_gpus is None and past:
         held_gpus = past[-1].gpus
-    gpus, bound = _bounded(max(wanted, now), now, limits, _TargetHistory(held_gpus, past, now_ms))
+    gpus, bound = _bounded(max(choice.wanted, now), now, limits, _TargetHistory(held_gpus, past, now_ms))
     nodes = _nodes(gpus, limits)
     return ScalingAdvice(
         as_of_ms=as_of,
@@ -143,11 +132,11 @@ def advise(
         demand_ahead={quantile: now + float(extra) for quantile, extra in zip(SHOWN, rise, strict=True)},
         desired_gpus=nodes * limits.node_gpus,
         desired_nodes=nodes,
-        mode=mode,
-        setting=setting,
-        reason=_reason(mode, setting, now, wanted, bound, lead_ms),
-        reactive_gpus=max(reacting, now),
-        wanted_gpus=wanted,
+        mode=choice.mode,
+        setting=choice.setting,
+        reason=_reason(choice, now, bound, lead_ms, limits.predict),
+        reactive_gpus=max(choice.tuned, now),
+        wanted_gpus=choice.wanted,
     )
 
 
@@ -158,23 +147,29 @@ def steps_per_day(step_ms: int) -> int:
     return DAY_MS // step_ms
 
 
-def _choose(
-    demand: Floats, known: Flags, delay: int, step_ms: int, limits: ScalingLimits, today: int
-) -> tuple[PolicySetting, float, float, str]:
-    """The setting to run, its target now (hold included), that of the best reactive one, and the mode.
+@dataclass(frozen=True)
+class _Choice:
+    """The setting of today, its capacity now, that of the tuned reactive one, and what it would be without guard."""
 
-    `today`: how many of the last steps are of the day that is not over.
-    """
+    mode: str
+    setting: PolicySetting
+    wanted: float
+    tuned: float
+    unguarded: float
+
+
+def _choose(demand: Floats, known: Flags, delay: int, step_ms: int, limits: ScalingLimits, today: int) -> _Choice:
+    """Choose for the day of the last step; `today`: how many of the last steps are of that day."""
     per_day = DAY_MS // step_ms
-    if len(demand) < MIN_DAYS * per_day:
-        wanted = float(demand[-1]) * (1 + YOUNG_HEADROOM)
-        return PolicySetting("reactive", headroom=YOUNG_HEADROOM), wanted, wanted, "young"
-    # Complete days only, so that the selection is the same all day and its cached result is reused.
     begun = len(demand) - today
+    if begun < HISTORY_DAYS * per_day:
+        wanted = float(demand[-1]) * (1 + YOUNG_HEADROOM)
+        return _Choice("young", PolicySetting("reactive", headroom=YOUNG_HEADROOM), wanted, wanted, wanted)
+    # Complete days only, so that the selection is the same all day and its cached result is reused.
     days = slice(begun - min(begun // per_day, PAST_DAYS) * per_day, begun)
     # Selecting takes seconds and much memory: one thread at a time, and the others get its cached result.
     with _SELECTING:
-        settings = _settings_of_day(
+        plan = _plan_of_day(
             demand[days].tobytes(),
             known[days].tobytes(),
             delay,
@@ -183,32 +178,42 @@ def _choose(
             limits.cost_cap,
             limits.predict,
         )
-    wanted, reacting = (current_target(setting, demand, delay, step_ms, begun) for setting in settings)
-    return settings[0], wanted, reacting, "predictive" if settings[0].predictive else "reactive"
+    replay = copy.deepcopy(plan.replay)
+    own, tuned = (request_since(setting, demand, delay, step_ms, begun) for setting in (plan.setting, plan.tuned))
+    for step in range(today):
+        replay.step(
+            float(demand[begun + step]),
+            (own.target[step : step + 1], own.keep[step : step + 1]),
+            (tuned.target[step : step + 1], tuned.keep[step : step + 1]),
+            known=bool(known[begun + step]),
+        )
+    mode = "predictive" if plan.setting.predictive else "reactive"
+    return _Choice(mode, plan.setting, float(replay.coming[0]), replay.reference_coming, float(own.keep[-1]))
 
 
 _SELECTING = threading.Lock()
 
 
+@dataclass(frozen=True)
+class _DayPlan:
+    """What whole days recommend for the next one: its setting, the tuned reactive one, and the replay up to it."""
+
+    setting: PolicySetting
+    tuned: PolicySetting
+    replay: GuardedReplay
+
+
 @lru_cache(maxsize=256)
-def _settings_of_day(
+def _plan_of_day(
     demand_bytes: bytes, known_bytes: bytes, delay: int, step_ms: int, node_gpus: float, cost_cap: float, predict: bool
-) -> tuple[PolicySetting, PolicySetting]:
-    """The setting that whole days recommend for the next one, and the best reactive one."""
+) -> _DayPlan:
     demand, known = np.frombuffer(demand_bytes), np.frombuffer(known_bytes, dtype=np.bool_)
-    per_day = DAY_MS // step_ms
-    unit, spread, warm = headroom_unit(demand, node_gpus), typical_change(demand, delay), SETTLE_DAYS * per_day
-    settings: list[PolicySetting] = []
-    totals: list[DailyTotals] = []
-    families = predictive(demand, unit, delay, step_ms, warm) if predict else ()
-    for candidates in itertools.chain([reactive(demand, unit, step_ms)], families):
-        capacity = simulate(demand, candidates.target, candidates.keep, delay, warm, node_gpus)
-        settings += candidates.settings
-        totals.append(daily_totals(demand, capacity, known, per_day, spread))
-    history = DailyTotals.joined(*totals).between(SETTLE_DAYS, len(demand) // per_day)
-    anchor, rules = tuned_reactive(history, settings, cost_cap), SelectionRules()
-    column, base = select(history, settings, anchor, affordable(history, anchor, cost_cap, rules), rules)
-    return settings[column], settings[base]
+    days, rules = len(demand) * step_ms // DAY_MS, SelectionRules()
+    replay = CandidateReplay(demand, known, step_ms, delay, node_gpus, cost_cap, tuned_days=days, predict=predict)
+    chosen = replay.schedule(replay.predictive, rules, days + 1)
+    _, state = replay.run([chosen[:days]], rules)
+    settings = replay.candidates.settings
+    return _DayPlan(settings[chosen[days]], settings[replay.anchor], state)
 
 
 @dataclass(frozen=True)
@@ -279,13 +284,21 @@ def _nodes(gpus: float, limits: ScalingLimits) -> int:
     return min([nodes, *(int(most / limits.node_gpus + 1e-6) for most in bounds)])
 
 
-def _reason(mode: str, setting: PolicySetting, now: float, wanted: float, bound: str, lead_ms: int) -> str:
+def _reason(choice: _Choice, now: float, bound: str, lead_ms: int, predict: bool) -> str:
     """One sentence for a person."""
-    lead, demand = f"{lead_ms / 60_000:g} min", f"{now:.1f}".removesuffix(".0")
-    if mode == "young":
-        sentence = f"less than {MIN_DAYS} days of history: demand of {demand} plus {YOUNG_HEADROOM:.0%} headroom"
+    lead, demand, wanted = f"{lead_ms / 60_000:g} min", f"{now:.1f}".removesuffix(".0"), choice.wanted
+    setting, figures = choice.setting.sentence(), f"{wanted:.1f} GPUs while {demand} are wanted now"
+    if choice.mode == "young":
+        sentence = f"less than {HISTORY_DAYS} days of history: demand of {demand} plus {YOUNG_HEADROOM:.0%} headroom"
+    elif choice.mode == "reactive":
+        why = "no forecast waited less lately than" if predict else "prediction is off:"
+        sentence = f"{why} the tuned reactive setting ({setting}): {figures}"
+    elif wanted < choice.unguarded - SAME_GPUS:
+        sentence = f"the budget is spent, so the tuned reactive setting decides: {figures}"
+    elif wanted > choice.unguarded + SAME_GPUS:
+        sentence = f"forecasts have saved too little wait to hold much less than the tuned reactive setting: {figures}"
     elif wanted > now:
-        sentence = f"{setting.sentence()} asks for {wanted:.1f} GPUs over the next {lead} while {demand} are wanted now"
+        sentence = f"{setting} asks for {wanted:.1f} GPUs over the next {lead} while {demand} are wanted now"
     else:
         sentence = f"no rise expected over the next {lead}: the {demand} GPUs that are wanted now"
     return sentence + (f"; {bound} of the pool decides" if bound else "")

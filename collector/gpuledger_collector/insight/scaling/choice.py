@@ -1,13 +1,9 @@
-"""Which candidate a pool runs today: the one with the least risk lately, within its budget.
+"""Which candidate a pool runs today: the tuned reactive setting, or a forecast that waited less lately.
 
-Every candidate is replayed on the pool's own past. At the start of each day the last four weeks are compared: among the
-candidates that kept within the budget and did not change capacity much more often than the tuned reactive one, the one
-with least *risk* is selected: its wait if demand had been as uncertain in each step as it usually is over the lead
-time. Few waits are seen in four weeks, and a choice by those few alone is luck; risk counts the near misses too.
-
-The budget is the smaller of the pool's cost cap and the cost of the tuned reactive scaler. A forecast is used only
-where it beat the best reactive candidate by a margin, and by more than its gain varies from day to day: where demand
-cannot be foreseen, the pool runs plain headroom. Overspending is saved in the days to come, and the other way round.
+Every candidate is replayed on the pool's own past. The *tuned* reactive setting, which waited least within the cost cap
+there, is the reference. At the start of each day the last two weeks are compared: among the forecasts that kept within
+the budget and did not change capacity much more often than the reference, the one that waited least is selected; the
+reference itself where none waited less. What a wrong choice can do is bounded by the guarded replay, not here.
 """
 
 from __future__ import annotations
@@ -18,21 +14,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuledger_collector.insight.scaling.policies import PolicySetting
+from gpuledger_collector.insight.scaling.simulation import CapacityBudget, unmet
 from gpuledger_collector.insight.series import Flags, Floats, Ints
+
+HISTORY_DAYS = 10
+"""Days before the first choice."""
+SETTLE_DAYS = 3
+"""Days that estimators need before a replay counts."""
 
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """How a day's candidate is selected."""
+    """How a day's candidate is selected, and what it may spend."""
 
-    window_days: int = 28
-    margin: float = 0.97  # a forecast's risk must have been at most this share of the best reactive's
-    confidence: float = 0.5  # and lower by this many standard errors of the daily differences
-    actions: float = 1.2  # most capacity changes, relative to the tuned reactive
-    min_actions_per_day: float = 4.0  # this many changes are always allowed
+    window_days: int = 14
+    actions: float = 1.25  # most capacity changes, relative to the tuned reactive
     cost_ratio: float = 1.02  # most cost, relative to the tuned reactive
-    repay_days: float = 7.0  # over how many days over- and underspending is evened out
-    max_repaid: float = 0.03  # of a day's demand
+    lent_days: float = 14.0  # days over which money that is spent in advance is repaid
+
+    def budget(self, cap: float, demand: float, per_day: int) -> CapacityBudget:
+        """Return the budget of a pool with this mean demand: half of what the loan's days allow is lent."""
+        steps = self.lent_days * per_day
+        return CapacityBudget(cap, self.cost_ratio, (self.cost_ratio - 1) * demand * steps / 2, steps)
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,8 @@ class DailyTotals:
 
     capacity: Floats
     wait: Floats
-    risk: Floats
     actions: Floats
     demand: Floats
-
-    def _each(self, change: Callable[[Floats], Floats], demand: Floats) -> DailyTotals:
-        return DailyTotals(change(self.capacity), change(self.wait), change(self.risk), change(self.actions), demand)
 
     def between(self, first: int, last: int) -> DailyTotals:
         """The days from `first` to before `last`."""
@@ -56,90 +55,46 @@ class DailyTotals:
         """Some of the candidates."""
         return self._each(lambda table: table[:, columns], self.demand)
 
-    @classmethod
-    def joined(cls, *parts: DailyTotals) -> DailyTotals:
-        """The candidates of all parts side by side, over the same days."""
-        tables = zip(*((part.capacity, part.wait, part.risk, part.actions) for part in parts), strict=True)
-        capacity, wait, risk, actions = (np.hstack(table) for table in tables)
-        return cls(capacity, wait, risk, actions, parts[0].demand)
-
-    def cost_of(self, column: int) -> float:
-        """Capacity of one candidate as a multiple of demand."""
-        return float(self.capacity[:, column].sum() / max(self.demand.sum(), EPSILON))
+    def _each(self, change: Callable[[Floats], Floats], demand: Floats) -> DailyTotals:
+        return DailyTotals(change(self.capacity), change(self.wait), change(self.actions), demand)
 
 
 EPSILON = 1e-9
 
 
-def typical_change(demand: Floats, delay: int) -> float:
-    """Return the GPUs by which demand usually changes over the lead time of `delay` steps, at least a quarter."""
-    moved = np.abs(demand[delay:] - demand[:-delay]) if len(demand) > delay else np.zeros(1)
-    return max(0.25, float(moved.mean()))
-
-
-def daily_totals(demand: Floats, capacity: Floats, known: Flags, per_day: int, spread: float) -> DailyTotals:
-    """Sum the replayed candidates by day; steps without known demand count for none.
-
-    Risk is the expected shortfall E[max(0, demand + e - capacity)] with e Laplace-distributed of scale `spread` GPUs.
-    """
-    days = len(demand) // per_day
-    use = known[: days * per_day, None]
+def daily_totals(demand: Floats, capacity: Floats, known: Flags, per_day: int) -> DailyTotals:
+    """Sum the replayed candidates by day; steps without known demand count for none, and no more does the last day."""
+    # The last day may be incomplete: it is padded with steps that count for no policy.
+    pad = (0, -len(demand) % per_day)
+    counts = np.pad(known, pad)[:, None]
 
     def summed(values: Floats) -> Floats:
-        counted = np.where(use, values[: days * per_day], 0.0)
-        return np.asarray(counted.reshape(days, per_day, -1).sum(axis=1))
+        counted = np.where(counts, np.pad(values, (pad, (0, 0))), 0.0)
+        return np.asarray(counted.reshape(-1, per_day, values.shape[1]).sum(axis=1))
 
     moved = np.abs(np.diff(capacity, axis=0, prepend=capacity[:1])) > EPSILON
-    short = demand[:, None] - capacity
-    wait = summed(np.maximum(short, 0.0))
-    near_misses = summed(0.5 * spread * np.exp(-np.abs(short) / spread))
-    return DailyTotals(
-        summed(capacity), wait, wait + near_misses, summed(moved.astype(float)), summed(demand[:, None])[:, 0]
-    )
+    each = demand[:, None]
+    return DailyTotals(summed(capacity), summed(unmet(each, capacity)), summed(moved.astype(float)), summed(each)[:, 0])
 
 
 def tuned_reactive(totals: DailyTotals, settings: Sequence[PolicySetting], cap: float) -> int:
     """Return the reactive candidate that waited least within `cap` x demand, the cheapest if none is within."""
-    reactive = _reactive(settings)
+    reactive = np.array([not setting.predictive for setting in settings])
     spent, waited = totals.capacity.sum(axis=0), totals.wait.sum(axis=0)
     best = _least(waited, spent, reactive & (spent <= cap * totals.demand.sum() + EPSILON))
     return int(np.argmin(np.where(reactive, spent, np.inf))) if best is None else best
 
 
-def _reactive(settings: Sequence[PolicySetting]) -> Flags:
-    return np.array([not setting.predictive for setting in settings])
+def select(totals: DailyTotals, anchor: int, challengers: Flags, cap: float, rules: SelectionRules) -> int:
+    """Return the column to run by these days: a challenger that waited less than the tuned reactive, or `anchor`.
 
-
-def select(
-    totals: DailyTotals,
-    settings: Sequence[PolicySetting],
-    anchor: int,
-    allowed: float,
-    rules: SelectionRules | None = None,
-) -> tuple[int, int]:
-    """Return (column to run, column of the best reactive) by these days, with capacity <= `allowed` x demand.
-
-    `anchor` is the tuned reactive's column, the measure of how often capacity may change. Where no reactive candidate
-    is affordable it is selected itself.
+    It must have cost no more than the budget allows, and not have changed capacity much more often.
     """
-    rules = rules or SelectionRules()
-    reactive = _reactive(settings)
-    spent, risk, actions = (table.sum(axis=0) for table in (totals.capacity, totals.risk, totals.actions))
-    calm = actions <= max(rules.actions * actions[anchor], rules.min_actions_per_day * len(totals.demand))
-    eligible = calm & (spent <= allowed * totals.demand.sum() + EPSILON)
-    base = _least(risk, spent, reactive & eligible)
-    ahead = _least(risk, spent, ~reactive & eligible)
-    if base is None:
-        base = anchor
-    if ahead is None:
-        return base, base
-    # Day by day, so that the spread of the differences says whether the gain is luck.
-    gains = totals.risk[:, base] - totals.risk[:, ahead]
-    doubt = float(gains.std(ddof=1)) * np.sqrt(len(gains)) if len(gains) > 1 else np.inf
-    gain = float(gains.sum())
-    # Both: a small gain is not worth a forecast, and a large one that comes from one day is not a gain.
-    worth = gain > (1 - rules.margin) * risk[base] and gain > rules.confidence * doubt
-    return (ahead if worth else base), base
+    spent, waited, actions = (table.sum(axis=0) for table in (totals.capacity, totals.wait, totals.actions))
+    most = rules.budget(cap, 0.0, 0).most(float(totals.demand.sum()), float(spent[anchor]))
+    calm = actions <= rules.actions * actions[anchor]
+    best = _least(waited, spent, challengers & calm & (spent <= most + EPSILON))
+    return anchor if best is None or waited[best] > waited[anchor] - EPSILON else best
 
 
 def _least(loss: Floats, spent: Floats, among: Flags) -> int | None:
@@ -148,41 +103,16 @@ def _least(loss: Floats, spent: Floats, among: Flags) -> int | None:
     return int(index[np.lexsort((spent[index], loss[index].round(6)))[0]]) if len(index) else None
 
 
-def affordable(totals: DailyTotals, anchor: int, cap: float, rules: SelectionRules) -> float:
-    """Return capacity as a multiple of demand: the cap, or slightly more than the tuned reactive cost on these days."""
-    return min(cap, rules.cost_ratio * totals.cost_of(anchor))
+def schedule(
+    totals: DailyTotals, anchor: int, challengers: Flags, cap: float, rules: SelectionRules, days: int
+) -> Ints:
+    """Return the column to run on each of `days`, selected with what was known at its start.
 
-
-@dataclass(frozen=True)
-class SelectionPlan:
-    """How candidates are selected day by day: the first day, the cost cap, the tuned reactive's column, the rules."""
-
-    first_day: int
-    cap: float
-    anchor: int
-    rules: SelectionRules
-    settle_days: int = 3
-
-
-def schedule(totals: DailyTotals, settings: Sequence[PolicySetting], plan: SelectionPlan) -> Ints:
-    """Return the column to run on each day from the first on, selected with what was known at the start of that day."""
-    rules, anchor = plan.rules, plan.anchor
-    days = len(totals.demand)
-    chosen = np.zeros(days, dtype=np.int64)
-    spent = wanted = theirs = 0.0
-    for day in range(plan.first_day, days):
-        window = totals.between(max(plan.settle_days, day - rules.window_days), day)
-        # Spread over some days, since a debt that is repaid at once would leave the pool without headroom for a day.
-        repayable = max(rules.repay_days * float(window.demand.mean()), EPSILON)
-        # What is left of the cap, and of the tuned reactive's cost, is evened out a little each day.
-        left, left_of_reference = (
-            float(np.clip(balance / repayable, -rules.max_repaid, rules.max_repaid))
-            for balance in (plan.cap * wanted - spent, rules.cost_ratio * theirs - spent)
-        )
+    `anchor` in the history. The last day may be the one after `totals`.
+    """
+    chosen = np.full(days, anchor)
+    for day in range(HISTORY_DAYS, days):
         # The window ends before this day, so the choice uses nothing that was not known at its start.
-        allowed = min(plan.cap + left, rules.cost_ratio * window.cost_of(anchor) + left_of_reference)
-        chosen[day], _ = select(window, settings, anchor, allowed, rules)
-        spent += float(totals.capacity[day, chosen[day]])
-        theirs += float(totals.capacity[day, anchor])
-        wanted += float(totals.demand[day])
+        window = totals.between(max(SETTLE_DAYS, day - rules.window_days), day)
+        chosen[day] = select(window, anchor, challengers, cap, rules)
     return chosen

@@ -13,17 +13,16 @@ import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.insight.scaling.lookahead import climate, drift
-from gpuledger_collector.insight.scaling.simulation import rolling_max, whole_nodes
+from gpuledger_collector.insight.scaling.simulation import CapacityRequest, rolling_max, whole_nodes
 from gpuledger_collector.insight.series import Floats
 
 HEADROOM = (0.0, 0.05, 0.1, 0.2, 0.35, 0.54)
 EXTRA_UNITS = (0, 1, 2, 4)
 HOLD_MINUTES = (0, 15, 30, 60, 120, 240)
 RISE_QUANTILES = (0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995, 0.998)
-PREDICTIVE_HOLDS = (0, 15, 30, 60, 120)
-PREDICTIVE_EXTRA = (0.0, 0.5, 1.0, 2.0)
+PREDICTIVE_HOLDS = (0, 30, 60, 120)
 FAMILIES = ("climate", "drift", "blend")
-LOTS_PER_UNIT = (4.0, 2.0)
+LOT_UNITS = (0.5, 1.0, 2.0)
 """A forecast moves a little with every step: capacity ordered in lots does not follow every move."""
 
 
@@ -85,22 +84,17 @@ def reactive(demand: Floats, unit: float, step_ms: int) -> Candidates:
 
 
 def predictive(demand: Floats, unit: float, delay: int, step_ms: int, start: int) -> Iterator[Candidates]:
-    """Build settings that add a quantile of the rise until an order serves, in whole lots, held for a while.
-
-    One family at a time: all of them over a month of five-minute steps need half a gigabyte.
-    """
+    """Build 144 settings a family: demand + a quantile of the rise until an order serves, in whole lots, held."""
     quantiles = np.asarray(RISE_QUANTILES)
     for family in FAMILIES:
         rise = _rise(family, demand, delay, step_ms, quantiles, start)
         settings, target, keep = [], [], []
-        for extra, lot in itertools.product(PREDICTIVE_EXTRA, lot_sizes(unit)):
-            wanted = whole_nodes(demand[:, None] + rise + extra * unit, lot)
-            for hold in PREDICTIVE_HOLDS:
-                settings += [
-                    PolicySetting(family, 0.0, extra * unit, hold, quantile, lot) for quantile in RISE_QUANTILES
-                ]
-                target.append(wanted)
-                keep.append(rolling_max(wanted, steps_of(hold, step_ms)))
+        for units, hold in itertools.product(LOT_UNITS, PREDICTIVE_HOLDS):
+            lot = units * unit
+            wanted = whole_nodes(demand[:, None] + rise, lot)
+            settings += [PolicySetting(family, 0.0, 0.0, hold, quantile, lot) for quantile in RISE_QUANTILES]
+            target.append(wanted)
+            keep.append(rolling_max(wanted, steps_of(hold, step_ms)))
         yield Candidates(tuple(settings), np.hstack(target), np.hstack(keep))
 
 
@@ -112,21 +106,17 @@ def _rise(family: str, demand: Floats, delay: int, step_ms: int, quantiles: Floa
     return np.asarray(sum(rises) / len(rises))
 
 
-def current_target(setting: PolicySetting, demand: Floats, delay: int, step_ms: int, day: int) -> float:
-    """Return the target of one setting after the last step, its hold included; `day`: the step that began today."""
-    recent = steps_of(setting.hold_minutes, step_ms)
-    if setting.quantile is None:
-        return float(demand[-recent:].max()) * (1 + setting.headroom) + setting.extra_gpus
-    per_day = max(1, DAY_MS // step_ms)
-    while day > per_day and day > len(demand) - recent:
-        day -= per_day  # the hold reaches back to yesterday, whose forecast was fitted then
-    rise = _rise(setting.family, demand, delay, step_ms, np.asarray([setting.quantile]), day)[-recent:, 0]
-    return float(whole_nodes(demand[-recent:] + rise + setting.extra_gpus, setting.lot_gpus).max())
-
-
-def lot_sizes(unit: float) -> list[float]:
-    """Return the GPUs that are ordered at once: quarters and halves of a unit."""
-    return sorted(unit / parts for parts in LOTS_PER_UNIT)
+def request_since(setting: PolicySetting, demand: Floats, delay: int, step_ms: int, day: int) -> CapacityRequest:
+    """Return what one setting states after each step from `day` on; `day` is the step that began the last day."""
+    recent, begun = steps_of(setting.hold_minutes, step_ms), day
+    wanted = demand * (1 + setting.headroom) + setting.extra_gpus
+    if setting.quantile is not None:
+        per_day = max(1, DAY_MS // step_ms)
+        while begun > per_day and begun > day + 1 - recent:
+            begun -= per_day  # the hold reaches back to yesterday, whose forecast was fitted then
+        rise = _rise(setting.family, demand, delay, step_ms, np.asarray([setting.quantile]), begun)[:, 0]
+        wanted = whole_nodes(demand + rise, setting.lot_gpus)
+    return CapacityRequest(wanted[day:], rolling_max(wanted, recent)[day:])
 
 
 def join_candidates(*parts: Candidates) -> Candidates:

@@ -50,6 +50,10 @@ class _Capacity:
         self.orders = np.concatenate([self.orders[1:], np.zeros((1, len(self.serving)))])
         return self.serving
 
+    def committed(self) -> Floats:
+        """Capacity of the next `delay` steps if nothing is ordered or released, shape (delay, K)."""
+        return np.asarray(self.serving + np.cumsum(self.orders, axis=0))
+
     def apply(self, target: Floats, keep: Floats, busy: float) -> None:
         """End a step: order up to `target`, release down to `keep`, and leave `busy` GPUs alone."""
         # What is ordered counts already, or each step of the delay would order the same GPUs again.
@@ -101,105 +105,125 @@ def simulate(
 
 @dataclass(frozen=True)
 class CapacityRequest:
-    """What one policy states after each step, shape (n,): the GPUs it wants, and what it keeps when demand falls."""
+    """What policies state after each step, shape (n,) or (n, K): GPUs wanted, and kept when demand falls."""
 
     target: Floats
     keep: Floats
 
-    def at(self, step: int) -> tuple[float, float]:
-        """Target and keep of a step; a policy keeps at least its target."""
-        return self.target[step], max(self.keep[step], self.target[step])
-
 
 @dataclass(frozen=True)
 class CapacityBudget:
-    """Spending limit of one policy: from step `start` on, total capacity may be `cap` x total demand.
+    """Spending limit: `cap` x demand, but not less than the reference costs nor more than `ratio` x that.
 
-    What is above current demand shrinks, in lots of `lot` GPUs, once the balance falls below `reserve` (GPU-steps), and
-    is gone when the balance is empty. `loan` is lent at the start and repaid until step `end`.
+    `lent` GPU-steps more may be spent at first; they are repaid evenly over `lent_steps`.
     """
 
-    start: int
     cap: float
-    reserve: float
-    loan: float
-    end: int
-    lot: float = 0.0
+    ratio: float
+    lent: float
+    lent_steps: float
 
-    def loan_at(self, step: int) -> float:
-        """Part of the loan that is not repaid yet."""
-        return self.loan * max(0.0, 1 - (step - self.start) / (self.end - self.start))
+    def most(self, demand: float, reference: float) -> float:
+        """Most that may be spent for this demand, given what the reference spent on it."""
+        return max(reference, min(self.ratio * reference, self.cap * demand))
 
-    def share(self, balance: float) -> float:
-        """Part of the headroom that a balance pays for."""
-        return min(1.0, max(0.0, balance / max(self.reserve, EPSILON)))
+    def lent_at(self, steps: int) -> float:
+        """Part of the loan that is not repaid after these steps."""
+        return self.lent * max(0.0, 1 - steps / self.lent_steps) if self.lent_steps else 0.0
 
 
-@dataclass(frozen=True)
-class ReferencePolicy:
-    """The policy not to be beaten by: its capacity in each step, its requests, and the cost allowed relative to it."""
+class GuardedReplay:
+    """K policies step by step, each kept from waiting more than a reference policy and from spending too much.
 
-    capacity: Floats
-    request: CapacityRequest
-    cost_ratio: float
+    *No harm:* a policy may hold less than the reference only as far as the wait that it has saved pays for the worst
+    that can come of it before new orders serve. So at no step has it waited more than the reference, whatever demand
+    does. *No overspending:* once its budget is spent it orders no more than the reference.
+    """
+
+    def __init__(self, held: float, delay: int, node_gpus: float, budget: CapacityBudget, count: int = 1) -> None:
+        self._ours, self._reference = (_Capacity(np.full(columns, held), delay) for columns in (count, 1))
+        self._delay, self._node, self._budget = delay, node_gpus, budget
+        self._saved_wait, self._spent = np.zeros(count), np.zeros(count)
+        self._demand = self._reference_spent = 0.0
+        self._steps = 0
+
+    @property
+    def coming(self) -> Floats:
+        """What each policy has, orders included, shape (K,)."""
+        return np.asarray(self._ours.committed()[-1])
+
+    @property
+    def reference_coming(self) -> float:
+        """What the reference has, orders included."""
+        return float(self._reference.committed()[-1, 0])
+
+    def step(
+        self,
+        demand: float,
+        own: tuple[Floats, Floats] | None,
+        reference: tuple[Floats, Floats],
+        *,
+        known: bool = True,
+    ) -> Floats:
+        """Play one step; return the capacity that served in it. Without `own` requests all follow the reference."""
+        theirs, ours = float(self._reference.advance()[0]), self._ours.advance()
+        held = float(whole_nodes(np.asarray(demand), self._node))
+        self._apply(self._reference, reference, held)
+        if own is None:
+            own = reference
+        else:
+            # An unknown step neither earns nor spends: its demand is made up.
+            if known:
+                self._demand += demand
+                self._reference_spent += theirs
+                self._spent += ours
+                self._saved_wait += max(demand - theirs, 0.0) - unmet(np.asarray(demand), ours)
+            self._steps += 1
+            own = self._bounded(own, reference)
+        self._apply(self._ours, own, held)
+        return ours
+
+    def _apply(self, fleet: _Capacity, request: tuple[Floats, Floats], held: float) -> None:
+        target, keep = (whole_nodes(np.broadcast_to(gpus, fleet.serving.shape), self._node) for gpus in request)
+        fleet.apply(target, keep, held)
+
+    def _bounded(self, own: tuple[Floats, Floats], reference: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+        """Target and keep within the budget, and not below what the saved wait allows."""
+        most = self._budget.most(self._demand, self._reference_spent) + self._budget.lent_at(self._steps)
+        paid = self._spent < most
+        theirs, ours = self._reference.committed(), self._ours.committed()
+        # What is on its way cannot be hurried: the wait that it may cost already is set aside first.
+        at_stake = np.maximum(theirs[:-1] - ours[:-1], 0.0).sum(axis=0)
+        least = theirs[-1] - np.maximum(self._saved_wait - at_stake, 0.0) / self._delay
+        target, keep = (
+            np.maximum(np.where(paid, ours_, np.minimum(ours_, theirs_)), least)
+            for ours_, theirs_ in zip(own, reference, strict=True)
+        )
+        return target, keep
 
 
 def simulate_within(
     demand: Floats,
-    request: CapacityRequest,
-    delay: int,
-    start: int,
-    node_gpus: float,
+    own: CapacityRequest,
+    reference: CapacityRequest,
+    replay: GuardedReplay,
     known: Flags,
-    budget: CapacityBudget,
-    reference: ReferencePolicy,
+    span: tuple[int, int],
 ) -> Floats:
-    """Return the capacity (n,) of one policy, as `simulate`, that never spends more than its budget.
+    """Return the capacity (n, K) of guarded policies; in `span` (start, first) all follow the reference.
 
-    Nor, over time, more than the reference policy by its ratio; and while it has waited more than the reference, it
-    holds at least what the reference wants.
+    `own` is of shape (n, K), `reference` of shape (n, 1). Before `start` the capacity equals the demand.
     """
-    held = whole_nodes(demand, node_gpus)
-    capacity = held.copy()
-    fleet = _Capacity(np.full(1, held[max(0, start - 1)]), delay)
-    balance = reference_balance = excess_wait = 0.0
+    start, first = span
+    capacity = np.repeat(demand[:, None], own.target.shape[1], axis=1)
     for step in range(start, len(demand)):
-        capacity[step] = fleet.advance()[0]
-        wanted, kept = request.at(step)
-        if step >= budget.start:
-            # An unknown step neither earns nor spends: its demand is made up.
-            if known[step]:
-                theirs = reference.capacity[step]
-                balance += budget.cap * demand[step] - capacity[step]
-                reference_balance += reference.cost_ratio * theirs - capacity[step]
-                excess_wait += max(demand[step] - capacity[step], 0.0) - max(demand[step] - theirs, 0.0)
-            # First within the reference, then within the cap: the last bound applied is the one that may never be
-            # broken.
-            share = budget.share(reference_balance + budget.loan_at(step))
-            wanted, kept = _within_reference((wanted, kept), reference.request.at(step), share, excess_wait)
-            share = budget.share(balance + budget.loan_at(step))
-            if share < 1:
-                wanted, kept = (
-                    float(whole_nodes(np.asarray(demand[step] + share * (gpus - demand[step])), budget.lot))
-                    for gpus in (wanted, kept)
-                )
-        asked = whole_nodes(np.array([wanted, kept]), node_gpus)
-        fleet.apply(asked[:1], asked[1:], held[step])
+        capacity[step] = replay.step(
+            float(demand[step]),
+            (own.target[step], own.keep[step]) if step >= first else None,
+            (reference.target[step], reference.keep[step]),
+            known=bool(known[step]),
+        )
     return capacity
-
-
-def _within_reference(
-    own: tuple[float, float], reference: tuple[float, float], share: float, excess_wait: float
-) -> tuple[float, float]:
-    """Bound target and keep by the reference: no more once its money is spent, no less while we wait more."""
-
-    def bound(ours: float, theirs: float) -> float:
-        if share < 1:
-            ours = min(ours, theirs) + share * max(ours - theirs, 0.0)
-        return max(ours, theirs) if excess_wait > EPSILON else ours
-
-    wanted, kept = (bound(ours, theirs) for ours, theirs in zip(own, reference, strict=True))
-    return wanted, max(wanted, kept)
 
 
 def simulate_autoscaler(

@@ -20,7 +20,8 @@ from gpuledger_collector.insight.demand import (
 )
 from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.insight.rates import GpuHourRate, money_micro
-from gpuledger_collector.insight.scaling.advice import MIN_DAYS, PastTarget
+from gpuledger_collector.insight.scaling.advice import PastTarget
+from gpuledger_collector.insight.scaling.choice import HISTORY_DAYS
 from gpuledger_collector.insight.scaling.pools import (
     DecisionOutcome,
     PendingOutcome,
@@ -109,8 +110,8 @@ def silence(connection: Connection, pool: str, now_ms: int) -> str:
 
 def _suffices(fine: Series, hours: Series) -> bool:
     """Whether five-minute steps cover enough of the past, and are as recent as the hours."""
-    # 0.9: a few unknown steps must not force a pool back to hours.
-    enough = min(MIN_DAYS * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
+    # 0.9: a few unknown steps must not force a pool back to hours. A day more: a choice needs complete days.
+    enough = min((HISTORY_DAYS + 1) * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
     return fine.known >= enough and _known_until(fine) >= _known_until(hours)
 
 

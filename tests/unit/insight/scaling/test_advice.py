@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_collector.insight.scaling import ScalingLimits, advise
+from gpuledger_collector.insight.scaling.choice import SelectionRules
+from gpuledger_collector.insight.scaling.replay import CandidateReplay
 from gpuledger_collector.insight.series import Series
 
 STEP = 1_800_000
@@ -95,3 +97,37 @@ def test_the_setting_stands_for_a_day():
     assert chosen[0] is not None
     assert chosen[1] is not None
     assert chosen[0].setting == chosen[1].setting
+
+
+@pytest.mark.parametrize("steps_today", [1, 13, PER_DAY])
+def test_advice_is_the_last_step_of_a_replay(steps_today):
+    """The same days, replayed at once, end with the capacity that is advised, ours and the tuned reactive one's."""
+    series = pool(18, seed=4).until(17 * PER_DAY + steps_today)
+    got = advise(series, 2 * STEP, series.end_ms, ScalingLimits(cost_cap=1.1))
+    rules = SelectionRules()
+    replay = CandidateReplay(series.values, np.isfinite(series.values), STEP, 2, 1.0, 1.1, tuned_days=17)
+    chosen = replay.schedule(replay.predictive, rules)
+    _, state = replay.run([chosen], rules)
+    assert got is not None
+    assert got.mode == "predictive"
+    assert got.setting == replay.candidates.settings[chosen[-1]]
+    assert got.wanted_gpus == pytest.approx(state.coming[0])
+    assert got.reactive_gpus == pytest.approx(max(state.reference_coming, series.values[-1]))
+
+
+@pytest.mark.parametrize("limits", [ScalingLimits(cost_cap=1.1), ScalingLimits(cost_cap=1.1, predict=False)])
+def test_where_nothing_is_to_be_won_the_advice_is_the_tuned_reactive_setting(limits):
+    """Jumps that nothing announces, or prediction turned off: the tuned reactive setting's number, named as such."""
+    rng = np.random.default_rng(5)
+    values = np.repeat(rng.integers(10, 60, 18 * 8), PER_DAY // 8).astype(float)
+    values = values if not limits.predict else np.full(len(values), 20.0)
+    series = Series("pool", 0, STEP, values)
+    got = advise(series, STEP, series.end_ms, limits)
+    replay = CandidateReplay(
+        values[: 17 * PER_DAY], np.ones(17 * PER_DAY, dtype=bool), STEP, 1, 1.0, 1.1, tuned_days=17
+    )
+    assert got is not None
+    assert got.mode == "reactive"
+    assert got.setting == replay.candidates.settings[replay.anchor]
+    assert max(got.wanted_gpus, got.demand_now) == got.reactive_gpus
+    assert "the tuned reactive setting" in got.reason
