@@ -37,11 +37,11 @@ DELAYS = (5, 10)
 FRONTIER = (1.02, 1.05, 1.1, 1.15, 1.25, 1.4)
 CHOICES = {
     "window_days": (7, 10, 14, 21, 28),
-    "lent_days": (7.0, 14.0, 28.0),
+    "lent_days": (7.0, 14.0),
     "least_lot": LOT_UNITS,
 }
-"""What each constant may be, in order: days compared, days to repay, and which candidates there are."""
-SHIPPED = {"window_days": 14, "lent_days": 14.0, "least_lot": 0.5}
+"""What each constant may be, in order. A loan must be repaid before the judged three weeks end."""
+SHIPPED = {"window_days": 10, "lent_days": 14.0, "least_lot": 0.5}
 MOST_WAIT_RATIO, MOST_COST_RATIO, NO_WAIT = 1.0, 1.02, 0.1
 """A policy harms that waits or costs more than these times the tuned one's; less GPU-hours of wait are none."""
 DRAWN = {

@@ -1,7 +1,7 @@
 """Which candidate a pool runs today: the tuned reactive setting, or a forecast that waited less lately.
 
 Every candidate is replayed on the pool's own past. The *tuned* reactive setting, which waited least within the cost cap
-there, is the reference. At the start of each day the last two weeks are compared: among the forecasts that kept within
+there, is the reference. At the start of each day the last ten days are compared: among the forecasts that kept within
 the budget and did not change capacity much more often than the reference, the one that waited least is selected; the
 reference itself where none waited less. What a wrong choice can do is bounded by the guarded replay, not here.
 """
@@ -27,7 +27,7 @@ SETTLE_DAYS = 3
 class SelectionRules:
     """How a day's candidate is selected, and what it may spend."""
 
-    window_days: int = 14
+    window_days: int = 10
     actions: float = 1.25  # most capacity changes, relative to the tuned reactive
     cost_ratio: float = 1.02  # most cost, relative to the tuned reactive
     lent_days: float = 14.0  # days over which money that is spent in advance is repaid
