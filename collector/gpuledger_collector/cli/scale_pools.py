@@ -111,7 +111,8 @@ def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:
     cap = f"capacity at most {limits.cost_cap:g} x demand"
     say(f"{backtest.terms.pool}: the last {days}, {lead}, {cap}; GPU-hours")
     footer = [
-        f"gpuledger looked ahead on {backtest.backtest.predictive_days} of {days}, else it ran the tuned reactive setting",
+        f"gpuledger looked ahead on {backtest.backtest.predictive_days} of {days}, "
+        "else it ran the tuned reactive setting",
         f"setting: {setting}, mode = {json.dumps(backtest.terms.mode)}",
     ]
     emit(form, COLUMNS, [_table_row(row) for row in backtest.rows()], footer)
