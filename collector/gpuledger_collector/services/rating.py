@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime as dt
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from gpuledger_collector.accounting.adjustments import POLICIES, TIERED, Place
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts, edges_of
@@ -48,8 +49,13 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import inventory, months, rated_days, reports, rules, usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 
+if TYPE_CHECKING:
+    from gpuledger_collector.storage.ledger.hour_columns import HourColumns
+
 FAST_CLOCK_MS = 600_000
 """How far ahead of ours a node's clock may be before its evidence waits."""
+TOGETHER_FROM = 256
+"""Accelerators from which on rating them together is worth importing numpy."""
 OnDay = Callable[[int, int], None]
 """Called after each day with the number of days done and the number of all days."""
 
@@ -112,6 +118,8 @@ class DayUsage:
     commitments: Sequence[Commitment] = ()
     node_costs: Sequence[NodeCost] = ()
     adjusting: DayAdjustments = field(default_factory=DayAdjustments)
+    rated: Mapping[int, Sequence[Charge]] = field(default_factory=dict)
+    """Charges of accelerators that were rated together, by the book that `usage_of` was given; they have no pieces."""
 
 
 def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
@@ -119,8 +127,9 @@ def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int |
     day = zones.calendar(connection).day_of(day_ms)
     # Under the same lock: a day is never rated from hours that wait to be folded.
     fold_requested(connection, usage.recompute_requests(connection, day))
-    day_usage = usage_of(connection, day, now_ms)
-    charges, capacities, commitment_costs = priced(day_usage, book_of(connection))
+    book = book_of(connection)
+    day_usage = usage_of(connection, day, now_ms, book=book)
+    charges, capacities, commitment_costs = priced(day_usage, book)
     check = check_conservation(day, day_usage.until_ms, capacities, charges, commitment_costs)
     rated = RatedDay(charges, summarize(charges), check)
     _request_later_days(connection, day, charges, now_ms)
@@ -144,28 +153,46 @@ def _request_later_days(connection: Connection, day: Period, charges: Sequence[C
         rated_days.request_recompute_of_rated(connection, Period(day.end_ms, min(month.end_ms, now_ms)))
 
 
-def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
-    """Read what a day's charges follow from, as far as it is folded; `proposed` reattributions count as if decided."""
+def usage_of(
+    connection: Connection,
+    day: Period,
+    now_ms: int,
+    proposed: Sequence[Reattribution] = (),
+    book: PriceBook | None = None,
+) -> DayUsage:
+    """Read what a day's charges follow from, as far as it is folded; `proposed` reattributions count as if decided.
+
+    With a price book most accelerators of a large fleet are rated by it on the way, which is several times as fast.
+    """
     until_ms = _rated_until(connection, day, now_ms)
-    decided = Reattributions([*reattributions.of(connection, day), *proposed])
-    pieces = _pieces(connection, day, until_ms)
+    decisions = [*reattributions.of(connection, day), *proposed]
     rows = inventory.capacity(connection, day)
     placements = placements_of(rows)
     imported = imported_without_seen(connection, day, placements, until_ms)
-    # Facts are read once for the day, for exactly the workloads that occur in it: by what was reported of them, and
-    # where nothing was, by what is known now.
-    held = [piece for own_pieces in pieces.values() for piece in own_pieces if piece.workload_id is not None]
-    holders: list[HourlyUsage | ImportedUsage] = [*held, *imported]
-    report_ids = {holder.attributes_id for holder in holders if holder.attributes_id is not None}
-    reported = workloads.attributes(connection, sorted(report_ids))
-    known = workloads.facts(
-        connection, sorted({holder.workload_id or 0 for holder in holders if holder.attributes_id not in reported})
-    )
-    owners = Owners(rules.current(connection), known, decided, reported)
+    all_commitments = commitments.current(connection)
+    costs = node_costs.holding(connection, zones.calendar(connection).date_of(day.start_ms))
+    pieces: Mapping[int, list[HourlyUsage]] = {}
+    columns: HourColumns | None = None
+    # Whose time is covered, who pays for a node and what a dispute moved is decided piece by piece.
+    by_piece = bool(decisions or costs) or any(one.term.clip(day) is not None for one in all_commitments)
+    if book is None or by_piece or len(placements) < TOGETHER_FROM:
+        pieces = _pieces(connection, day, until_ms)
+    else:
+        # Imported here: a command that rates a day of a few accelerators does not wait for numpy.
+        from gpuledger_collector.storage.ledger import hour_columns
+
+        columns = hour_columns.read(connection, day, until_ms)
+    holders: list[tuple[int | None, int | None]] = [(usage.workload_id, usage.attributes_id) for usage in imported]
+    holders += [(piece.workload_id, piece.attributes_id) for own_pieces in pieces.values() for piece in own_pieces]
+    holders += [] if columns is None else columns.holders()
+    owners = _owners(connection, holders, Reattributions(decisions))
     # Sorted by content: ties of a split go to the earlier piece, and ids depend on the order of arrival.
     pieces = {number: sorted(own_pieces, key=owners.order) for number, own_pieces in pieces.items()}
     # After the imports: the stranded part of a board is nobody's sighting, and replaces no imported GPU.
     placements = with_stranded(placements, rows, day)
+    rated: Mapping[int, Sequence[Charge]] = {}
+    if columns is not None and book is not None:
+        rated, pieces = _rated_together(day, until_ms, placements, columns, owners, book)
     return DayUsage(
         day=day,
         until_ms=until_ms,
@@ -173,10 +200,51 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
         pieces=pieces,
         imported=imported,
         owners=owners,
-        commitments=commitments.current(connection),
-        node_costs=node_costs.holding(connection, zones.calendar(connection).date_of(day.start_ms)),
+        commitments=all_commitments,
+        node_costs=costs,
         adjusting=adjusting_on(connection, day),
+        rated=rated,
     )
+
+
+def _owners(
+    connection: Connection, holders: Iterable[tuple[int | None, int | None]], decided: Reattributions
+) -> Owners:
+    """Owners of the workloads of a day, each with what was reported of it."""
+    # Facts are read once for the day, for exactly the workloads that occur in it: by what was reported of them, and
+    # where nothing was, by what is known now.
+    held = {(workload_id, report_id) for workload_id, report_id in holders if workload_id is not None}
+    reported = workloads.attributes(connection, sorted({report for _, report in held if report is not None}))
+    known = workloads.facts(connection, sorted({workload for workload, report in held if report not in reported}))
+    return Owners(rules.current(connection), known, decided, reported)
+
+
+def _rated_together(
+    day: Period,
+    until_ms: int,
+    placements: Mapping[int, Sequence[RatedPlacement]],
+    columns: HourColumns,
+    owners: Owners,
+    book: PriceBook,
+) -> tuple[Mapping[int, Sequence[Charge]], dict[int, list[HourlyUsage]]]:
+    """Charges of the accelerators that can be rated together, and the pieces of all others."""
+    from gpuledger_collector.services import columnar_rating
+
+    rows = columnar_rating.in_order(columns, owners.holder_order)
+    alone = columnar_rating.alone(rows, rating_intervals(day, book.cuts(day)))
+    doubled = set(rows.where(~alone).accelerator_id.tolist())
+    stayed = {
+        number: (on_day[0].accelerator, part)
+        for number, on_day in sorted(placements.items())
+        if number not in doubled and len(on_day) == 1 and (part := on_day[0].period.clip(day)) is not None
+    }
+    fleet = columnar_rating.Fleet([place for place, _ in stayed.values()], [part for _, part in stayed.values()])
+    together = fleet.holds(rows)
+    rated = columnar_rating.rate_fleet(fleet, day, until_ms, rows.where(together), book, owners.at, owners.epoch)
+    others: dict[int, list[HourlyUsage]] = defaultdict(list)
+    for piece in (rows if rated is None else rows.where(~together)).pieces():
+        others[piece.accelerator_id].append(piece)
+    return rated or {}, others
 
 
 def adjusting_on(connection: Connection, day: Period) -> DayAdjustments:
@@ -207,15 +275,24 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
     charges: list[Charge] = []
     capacities: list[CapacityCost] = []
     nodes = NodeUsage(usage.day, usage.until_ms)
+    capacity_costs: dict[object, CapacityCost] = {}
     for key, placement, capacity, inside in _keyed(usage, book):
         owner_of = usage.owners.at(
             placement.accelerator.pool, placement.accelerator.node, placement.accelerator.accelerator_id
         )
         where = (placement.accelerator, usage.day, capacity)
         covered = coverage.of(key)
-        charges += rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
-        # Not derived from the charges: the conservation check compares two computations.
-        capacities.append(capacity_cost(*where, book, usage.until_ms, covered))
+        rated = usage.rated.get(placement.accelerator.accelerator_id)
+        if rated is None:
+            rated = rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
+        charges += rated
+        # Not derived from the charges: the conservation check compares two computations. Accelerators that cost the
+        # same, as most of a node do, are computed once.
+        place = placement.accelerator
+        alike = (place.gpu_micro, place.pool, place.gpu_model, place.node, *capacity)
+        if covered is not None or alike not in capacity_costs:
+            capacity_costs[alike] = capacity_cost(*where, book, usage.until_ms, covered)
+        capacities.append(capacity_costs[alike])
         if usage.node_costs:
             nodes.add(placement.accelerator, capacity, inside, owner_of, usage.owners.key)
     for imported in usage.imported:
@@ -232,7 +309,8 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         charges += nodes.charges(hours)
         capacities += [CapacityCost(0, {hour.cost.currency: hour.micro}) for hour in hours]
     # Last, since they follow from what the time of the day costs.
-    charges += adjustment_charges(held_costs(charges), usage.day, usage.adjusting)
+    held = held_costs(charges) if usage.adjusting.policies else {}
+    charges += adjustment_charges(held, usage.day, usage.adjusting)
     return charges, capacities, coverage.costs
 
 
@@ -247,8 +325,8 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, RatedPlaceme
     starts = [rating_interval.start_ms for rating_interval in rating_intervals(usage.day, book.cuts(usage.day))]
     for key, placement, capacity in placed(usage.placements, usage.day):
         accelerator_id = placement.accelerator.accelerator_id
-        # It shares the id of an instance, but none of its usage.
-        if placement.accelerator.stranded:
+        # What is stranded shares the id of an instance, but none of its usage.
+        if placement.accelerator.stranded or accelerator_id in usage.rated:
             yield key, placement, capacity, []
             continue
         own_placements = [
@@ -384,11 +462,15 @@ class Owners:
 
     def order(self, piece: HourlyUsage) -> tuple[object, ...]:
         """The order in which pieces are rated: free of the numbers that arrival gave."""
-        if piece.workload_id is None:
-            return piece.start_ms, piece.state, "", ""
-        facts = self._facts(piece.workload_id, piece.attributes_id)
+        return piece.start_ms, *self.holder_order(piece.state, piece.workload_id, piece.attributes_id)
+
+    def holder_order(self, state: str, workload_id: int | None, attributes_id: int | None) -> tuple[str, str, str]:
+        """The order of pieces that begin together."""
+        if workload_id is None:
+            return state, "", ""
+        facts = self._facts(workload_id, attributes_id)
         facts_text = (facts.user or "", facts.account or "", facts.name or "", sorted(facts.tags.items()))
-        return piece.start_ms, piece.state, facts.key, repr(facts_text)
+        return state, facts.key, repr(facts_text)
 
     def _facts(self, workload_id: int, attributes_id: int | None) -> WorkloadFacts:
         reported = None if attributes_id is None else self._said.get(attributes_id)
@@ -416,11 +498,13 @@ class Owners:
         begin, end = (bisect_right(self._edges, at_ms) for at_ms in (period.start_ms, period.end_ms - 1))
         return begin == end and not self._decided.names(workload_id, None)
 
+    def epoch(self, at_ms: int) -> int:
+        """How many rules began or ended to hold before an instant: while it stays the same, so do the owners."""
+        return bisect_right(self._edges, at_ms)
+
     def _ruled(self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None) -> OwnerPath:
         """Whom tags and rules charge, whatever disputes decided."""
-        # The number of edges before the instant stands for the set of rules in force: the answer holds until the next
-        # edge.
-        key = (workload_id, attributes_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
+        key = (workload_id, attributes_id, pool, node, self.epoch(at_ms))
         owner = self._known.get(key)
         if owner is None:
             facts = self._facts(workload_id, attributes_id)

@@ -1,0 +1,113 @@
+"""The hourly ledger of a day as columns of integers: what rating reads of a large fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.usage import STATES, HourlyUsage
+from gpuledger_collector.storage.locks import Connection
+
+Integers = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
+NONE = -1
+"""No workload, no report of it, no energy: none of them is ever negative."""
+_EXPRESSIONS = (
+    "accelerator_id",
+    "hour_ms",
+    f"array_position('{{{','.join(STATES)}}}'::text[], state) - 1",
+    "coalesce(workload_id, -1)",
+    "coalesce(workload_attributes_id, -1)",
+    *("held_ms", "busy_ms", "idle_ms", "unknown_ms"),
+    "coalesce(energy_mj, -1)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HourColumns:
+    """Hourly usage, column by column; `state` is the place in STATES, NONE stands for what is absent."""
+
+    accelerator_id: Integers
+    start_ms: Integers
+    state: Integers
+    workload_id: Integers
+    attributes_id: Integers
+    held_ms: Integers
+    busy_ms: Integers
+    idle_ms: Integers
+    unknown_ms: Integers
+    energy_mj: Integers
+
+    def where(self, rows: Booleans | Integers) -> HourColumns:
+        """These rows, or the rows in this order."""
+        return HourColumns(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    def holder(self, row: int) -> tuple[str, int | None, int | None]:
+        """State, workload and report of a row."""
+        return STATES[int(self.state[row])], _known(int(self.workload_id[row])), _known(int(self.attributes_id[row]))
+
+    def holders(self) -> set[tuple[int | None, int | None]]:
+        """Workloads and their reports that occur."""
+        pairs = set(zip(self.workload_id.tolist(), self.attributes_id.tolist(), strict=True))
+        return {(_known(workload_id), _known(attributes_id)) for workload_id, attributes_id in pairs}
+
+    def pieces(self) -> list[HourlyUsage]:
+        """The same as values."""
+        columns = zip(*(getattr(self, column.name).tolist() for column in fields(self)), strict=True)
+        return [
+            HourlyUsage(
+                accelerator_id,
+                start_ms,
+                start_ms - start_ms % HOUR_MS + HOUR_MS,
+                STATES[state],
+                _known(workload_id),
+                held_ms,
+                busy_ms,
+                idle_ms,
+                unknown_ms,
+                _known(energy_mj),
+                _known(attributes_id),
+            )
+            for accelerator_id, start_ms, state, workload_id, attributes_id, *times, energy_mj in columns
+            for held_ms, busy_ms, idle_ms, unknown_ms in (times,)
+        ]
+
+
+def _known(number: int) -> int | None:
+    return None if number == NONE else number
+
+
+def read(connection: Connection, day: Period, until_ms: int) -> HourColumns:
+    """Read the hourly ledger of a day up to an instant, by accelerator, rating interval, state and workload."""
+    arrays = ", ".join(f"coalesce(array_agg({expression}), '{{}}')" for expression in _EXPRESSIONS)
+    # One row of arrays: tens of thousands of rows take longer to arrive than to be rated.
+    row = connection.execute(
+        f"SELECT {arrays} FROM usage_hour WHERE hour_ms >= %s AND hour_ms < %s",
+        (day.start_ms, min(day.end_ms, until_ms)),
+        binary=True,
+    ).fetchone()
+    columns = HourColumns(*(np.array(values, dtype=np.int64) for values in row or ()))
+    order = np.lexsort((columns.workload_id, columns.state, columns.start_ms, columns.accelerator_id))
+    return _with_first_reports(connection, columns.where(order))
+
+
+def _with_first_reports(connection: Connection, columns: HourColumns) -> HourColumns:
+    """Rows of before reports were kept refer to the first one of their workload."""
+    without = (columns.attributes_id == NONE) & (columns.workload_id != NONE)
+    workloads = np.unique(columns.workload_id[without])
+    first = dict(_first_reports(connection, workloads.tolist())) if workloads.size else {}
+    if first:
+        of_workload = np.array([first.get(number, NONE) for number in workloads.tolist()], dtype=np.int64)
+        columns.attributes_id[without] = of_workload[np.searchsorted(workloads, columns.workload_id[without])]
+    return columns
+
+
+def _first_reports(connection: Connection, workload_ids: list[int]) -> Iterable[tuple[int, int]]:
+    rows = connection.execute(
+        "SELECT workload_id, min(id) FROM workload_attributes WHERE workload_id = ANY(%s) GROUP BY 1", (workload_ids,)
+    )
+    return ((workload_id, report_id) for workload_id, report_id in rows)
