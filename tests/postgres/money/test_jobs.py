@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.jobs.create_partitions import create_partitions
 from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
 from gpuledger_collector.services.hourly_usage import fold_usage
@@ -16,6 +16,7 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.placements import settle
+from gpuledger_collector.storage.ledger.reports import displaced_imports
 from gpuledger_collector.storage.locks import Lock
 
 PRICES = (
@@ -238,6 +239,28 @@ def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, writ
     assert fleet.rows(imported) == [((3 * 8 + 2 * 2) * HOUR * 1_000_000,)]
     _, _, err = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")
     assert "accelerators were seen in pool 'train': their time takes the place of as much usage of 1 imported" in err
+
+
+def test_imports_that_overlap_observed_accelerators_are_counted_once(fleet, run, written) -> None:
+    """Neither those that end when the accelerators come or begin when they go, nor those of another pool."""
+    usage = """workload_id,start,end,gpus,pool
+before,2025-10-01T00:00:00Z,2025-10-01T04:00:00Z,1,train
+across,2025-10-01T03:00:00Z,2025-10-01T08:00:00Z,1,train
+inside,2025-10-01T05:00:00Z,2025-10-01T05:30:00Z,1,train
+pause,2025-10-01T06:00:00Z,2025-10-01T07:00:00Z,1,train
+open,2025-10-01T07:30:00Z,,1,train
+other,2025-10-01T05:00:00Z,2025-10-01T05:30:00Z,1,serve
+"""
+    assert run("import", "usage", written("u.csv", usage))[0] == 0
+    inventory = """node,uuid,gpu_model,pool,in_at,out_at
+n1,GPU-0001,H100,train,2025-10-01T04:00:00Z,2025-10-01T06:00:00Z
+n1,GPU-0002,H100,train,2025-10-01T04:30:00Z,2025-10-01T05:15:00Z
+n1,GPU-0003,H100,train,2025-10-01T07:00:00Z,
+"""
+    assert run("import", "inventory", written("i.csv", inventory))[0] == 0
+    start = parse_instant("2025-10-01T00:00:00Z")
+    assert displaced_imports(fleet.connection, Period(start, start + DAY)) == [("train", 3)]
+    assert displaced_imports(fleet.connection, Period(start, start + 4 * HOUR)) == []
 
 
 def test_partitions_are_made_ahead_once(fleet, ledger) -> None:

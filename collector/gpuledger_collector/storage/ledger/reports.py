@@ -369,10 +369,12 @@ def displaced_imports(connection: Connection, period: Period) -> list[tuple[str,
     """List pools whose imported usage overlaps observed accelerators, with the number of workloads."""
     rows = connection.execute(
         """
-        SELECT u.pool, count(DISTINCT u.workload_id) FROM imported_usage u JOIN capacity c ON c.pool = u.pool
-            AND c.in_ms < coalesce(u.end_ms, %(end)s) AND coalesce(c.out_ms, %(end)s) > u.start_ms
+        SELECT u.pool, count(DISTINCT u.workload_id) FROM imported_usage u JOIN (
+            -- Merged: a pool has thousands of accelerators, and imports tens of thousands of rows.
+            SELECT pool, range_agg(int8range(in_ms, coalesce(out_ms, %(end)s))) AS observed FROM capacity
+            WHERE in_ms < %(end)s AND coalesce(out_ms, %(end)s) > %(start)s GROUP BY 1
+        ) c ON c.pool = u.pool AND c.observed && int8range(u.start_ms, coalesce(u.end_ms, %(end)s))
         WHERE u.start_ms < %(end)s AND coalesce(u.end_ms, %(end)s) > %(start)s
-            AND c.in_ms < %(end)s AND coalesce(c.out_ms, %(end)s) > %(start)s
         GROUP BY 1 ORDER BY 1
         """,
         {"start": period.start_ms, "end": period.end_ms},
