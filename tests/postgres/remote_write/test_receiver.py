@@ -47,6 +47,14 @@ def write(collector, points, version=1):
     return status, int(answer["X-Prometheus-Remote-Write-Samples-Written"]), text
 
 
+def wait_for(condition, seconds=60):
+    """Latest values of requests that follow each other are written a moment later."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def meter(dsn):
     wiring.metering(Settings()).run(Database(dsn))
     fold_usage(Database(dsn))
@@ -71,9 +79,9 @@ def test_scrapes_become_samples_and_hours(collector, version):
         ("GPU-node-1-0", "node-1", "held", "kubernetes::vision/train-0", 60_000, 60_000, 24_000_000),
         ("GPU-node-1-1", "node-1", "unallocated", None, 60_000, 0, 24_000_000),
     ]
-    assert rows(
-        collector.dsn, "SELECT at_ms, state, gpu_utilization_ratio FROM gpu_latest ORDER BY accelerator_id"
-    ) == [(T + 60_000, "held", pytest.approx(0.8)), (T + 60_000, "unallocated", pytest.approx(0.8))]
+    latest = "SELECT at_ms, state, gpu_utilization_ratio FROM gpu_latest ORDER BY accelerator_id"
+    wanted = [(T + 60_000, "held", pytest.approx(0.8)), (T + 60_000, "unallocated", pytest.approx(0.8))]
+    wait_for(lambda: rows(collector.dsn, latest) == wanted)
 
 
 GOOD = snappy(one(scrape(T)))
@@ -233,6 +241,7 @@ def test_the_same_request_again_changes_nothing(collector):
         return {table: sorted(map(str, rows(collector.dsn, f"SELECT * FROM {table}"))) for table in tables}
 
     assert write(collector, points)[:2] == (204, 8)
+    wait_for(lambda: rows(collector.dsn, "SELECT at_ms FROM gpu_latest") == [(T + 15_000,)])
     before = all_rows()
     assert before["gpu_sample"]
     assert write(collector, points, 2)[:2] == (204, 8)
@@ -248,10 +257,8 @@ def test_a_scrape_in_two_requests_is_one_scrape(collector):
     assert rows(
         collector.dsn, "SELECT count(gpu_utilization_ratio), count(gpu_temperature_celsius), count(*) FROM gpu_sample"
     ) == [(1, 1, 2)]
-    [latest] = rows(
-        collector.dsn, "SELECT gpu_utilization_ratio, gpu_power_watts, gpu_temperature_celsius FROM gpu_latest"
-    )
-    assert latest == (pytest.approx(0.8), 400.0, 60.0)
+    latest = "SELECT gpu_utilization_ratio, gpu_power_watts, gpu_temperature_celsius FROM gpu_latest"
+    wait_for(lambda: rows(collector.dsn, latest) == [(pytest.approx(0.8), 400.0, 60.0)])
 
 
 def test_both_vintages_of_labels_and_whose_pod_it_is(collector):

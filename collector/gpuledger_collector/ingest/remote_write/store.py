@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import numpy as np
 
 from gpuledger_collector.ingest.batches.attributes import Connection
 from gpuledger_collector.ingest.batches.columns import COPY_HEADER, COPY_TRAILER, Array, BinaryArray
-from gpuledger_collector.ingest.batches.latest_values import PendingUpdates, latest_values, write_updates
+from gpuledger_collector.ingest.batches.latest_values import QUIET_SECONDS, PendingUpdates, latest_values, write_updates
 from gpuledger_collector.ingest.batches.samples import copy_samples
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.batches.usage_intervals import LatestStates
@@ -80,6 +81,7 @@ class RemoteStore:
     """Those of the latest row, as they were read: most repeat the row before."""
     _ids: tuple[object, SeriesIds] | None = None
     """Ids of what was registered, and the generation of the store's ids in which they hold."""
+    _flushed_at: float = -QUIET_SECONDS
 
     def flush(
         self,
@@ -145,16 +147,21 @@ class RemoteStore:
             # Only scrapes up to the head can exist already; the usual new one needs no look-up.
             may_exist = rows.at_ms[chosen] <= newest[chosen]
             remember = self._write(connection, rows.select(chosen), accelerator_ids[chosen], may_exist, ids, updates)
-            is_deferred = not (is_idle() and self.store.deferred.is_empty)
+            is_deferred = not (is_idle() and self.store.deferred.is_empty and self._is_quiet())
             if not is_deferred:
                 write_updates(connection, updates)
         remember()
+        self._flushed_at = time.monotonic()
         if is_deferred:
             self.store.deferred.add(updates)
         # 3. Count the answer by samples, as senders count, although rows were written.
         samples = np.bincount(rows.request, minlength=len(requests))
         too_old = np.bincount(rows.request, weights=is_old[rows.row], minlength=len(requests)).astype(int)
         return list(zip((samples - too_old).tolist(), too_old.tolist(), strict=True))
+
+    def _is_quiet(self) -> bool:
+        # The requests of a scrape follow each other: the latest values of all but the first are written together.
+        return time.monotonic() - self._flushed_at >= QUIET_SECONDS
 
     def _register(self, connection: Connection, rows: ScrapeRows, now: dt.datetime) -> SeriesIds:
         """The ids of what these rows name; what is new or changed is written first."""
