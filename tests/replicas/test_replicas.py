@@ -19,6 +19,15 @@ from gpuledger_collector.storage.notifications import outbox
 pytestmark = pytest.mark.slow
 
 NODES, BATCHES = 3, 8
+APART = [
+    "expire",
+    "merge_partitions",
+    "pack_samples",
+    "roll_up_node_utilization",
+    "roll_up_series",
+    "store_capacity_plans",
+]
+"""Jobs that need not wait for the others."""
 BUDGET = """
 [[budget]]
 name = "vision"
@@ -82,7 +91,7 @@ def test_jobs_run_on_one_of_them(pair, shared):
         "SELECT count(*) FROM job_run a JOIN job_run b ON a.id < b.id"
         " AND a.started_at < b.ended_at AND b.started_at < a.ended_at"
         " AND (a.job = b.job OR NOT (a.job = ANY(%(apart)s) OR b.job = ANY(%(apart)s)))",
-        {"apart": ["expire", "merge_partitions", "pack_samples", "roll_up_node_utilization", "roll_up_series"]},
+        {"apart": APART},
     )
     assert overlaps == [(0,)]
 
