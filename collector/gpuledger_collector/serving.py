@@ -65,6 +65,12 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
         parts = wiring.collector(settings, opened, group=group)
         schedule = scheduled_jobs.schedule(settings, opened, parts.metrics)
         presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
+        server = Replica(
+            configuration(settings, parts),
+            parts.leaving,
+            leave_seconds(settings, opened, group),
+            (lambda: None) if group is None else parts.metrics.note_queue,
+        )
         parts.readiness.heartbeat = lambda: "it is a read replica" if opened.standby else presence.error
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
         parts.commit.start()
@@ -75,12 +81,6 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
             schedule.start()
         if opened.server is not None and group is None:  # else the supervisor keeps it running
             stack.enter_context(opened.server.kept_running())
-        server = Replica(
-            configuration(settings, parts),
-            parts.leaving,
-            leave_seconds(settings, opened, group),
-            (lambda: None) if group is None else parts.metrics.note_queue,
-        )
         try:
             run_http(settings, server, listener, say, group)
         finally:

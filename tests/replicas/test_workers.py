@@ -238,3 +238,14 @@ def test_a_token_revoked_under_load_is_refused_by_every_worker(collector, shared
     for statuses in heard:
         assert set(statuses) == {200, 401}
         assert statuses == sorted(statuses)
+
+
+def test_what_no_worker_can_start_with_is_said_once(folder, shared):
+    """A certificate that is none: one sentence, exit code 3, and nobody is left behind."""
+    (folder / "bad.pem").write_text("none")
+    pem = str(folder / "bad.pem")
+    bad = Collector(folder, 2, shared, GPULEDGER_TLS_CERTIFICATE_FILE=pem, GPULEDGER_TLS_KEY_FILE=pem)
+    bad.start()
+    assert bad.process.wait(120) == 3
+    assert bad.log().count("cannot be used for TLS") == 1
+    assert "Traceback" not in bad.log()
