@@ -27,7 +27,7 @@ from fakes.pages import Page
 from fakes.processes import MSGPACK
 from fakes.two_teams import FOREIGN, OWN
 from gpuledger_collector.notifications import webhooks as hooks
-from gpuledger_collector.notifications.transport import NotTaken
+from gpuledger_collector.notifications.transport import NotAccepted
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -229,7 +229,7 @@ def _rebind(row: Row) -> None:
         hooks.socket = net  # type: ignore[assignment]
         try:
             hook = hooks.Hook("webhook", {"ops": "https://hooks.example.com/x"})
-            with contextlib.suppress(NotTaken):
+            with contextlib.suppress(NotAccepted):
                 hook.deliver(message(recipient="webhook:ops"), lambda: None)
         finally:
             hooks.socket = true

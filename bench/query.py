@@ -44,7 +44,7 @@ from gpuledger_collector.storage.ledger import months, reports, zones
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
-from gpuledger_collector.storage.telemetry import series
+from gpuledger_collector.storage.telemetry import node_utilization, series
 from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -383,7 +383,8 @@ def filled(dsn: str, admin: str, gpus: int, days: int, end_ms: int) -> dict[str,
     values = {"gpus": gpus, "end": end_ms, "start": end_ms - MONTH * DAY_MS, "until": end_ms}
     took = execute(dsn, FLEET, values)
     begun = time.perf_counter()
-    Database(dsn).make(end_ms - DAY_MS, end_ms)
+    with Database(dsn).connect() as connection:
+        node_utilization.recompute_day(connection, end_ms - DAY_MS, end_ms)
     print(f"ours: {gpus} GPUs, written in {took:.0f} s; the day's heat made in {time.perf_counter() - begun:.1f} s")
     took = execute(dsn, HISTORY, values)
     names = conninfo_to_dict(dsn)

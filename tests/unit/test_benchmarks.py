@@ -1,0 +1,13 @@
+"""Benchmarks follow the code that they measure: each module can be imported. What they measure is run by hand."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCH.glob("*.py")))
+def test_benchmark_can_be_imported(name: str):
+    assert importlib.import_module(f"bench.{name}").__doc__
