@@ -16,7 +16,6 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.cli.common import TimeRange, refuse
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.settings import Settings, load
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
@@ -75,6 +74,9 @@ class Session:
 
     def rate(self, period: Period) -> None:
         """Bring usage and charges of a period up to date, with a progress bar on a terminal."""
+        # Imported here: half of the commands rate nothing.
+        from gpuledger_collector.services.refresh import refresh
+
         with bar("rating") as on_day:
             refresh(self.database, period, self.now_ms, on_day)
 
