@@ -18,7 +18,7 @@ from gpuledger_collector.ingest.remote_write.series import SeriesCache
 _SYMBOL, _SERIES, _REFERENCES, _SAMPLE = 0x22, 0x2A, 0x0A, 0x12
 """Tags of a request's symbols and series, and of a series' references and sample."""
 _METADATA = re.compile(
-    rb"(?:\x2a[\x00-\x7f](?:\x08[\x00-\x7f])?(?:\x18[\x80-\xff]?[\x00-\x7f])?(?:\x20[\x80-\xff]?[\x00-\x7f])?)?"
+    rb"(?:\x2a[^\x80-\xff](?:\x08[^\x80-\xff])?(?:\x18[\x80-\xff]?[^\x80-\xff])?(?:\x20[\x80-\xff]?[^\x80-\xff])?)?"
 )
 """Metadata, with its length: type, and references to help and unit."""
 
