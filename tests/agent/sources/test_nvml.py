@@ -178,11 +178,13 @@ def test_a_recording_replays_what_was_seen(card, tmp_path):
 
 
 LOOK = """
-import json, sys, time
+import json, os, sys, time
 from gpuledger_common.readings import SourceUnavailable
 from gpuledger_agent.sources.nvml import NvmlSource, StillStarting
 def scene(text):
-    open({path!r}, 'w').write(text)
+    # at once: GPUs are counted in the background, and half a scene has none
+    with open({path!r} + '.new', 'w') as file: file.write(text)
+    os.replace({path!r} + '.new', {path!r})
 def show(value):
     print(json.dumps(value))
 def health(samples):
