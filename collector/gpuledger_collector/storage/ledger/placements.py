@@ -73,10 +73,13 @@ def settle(
     sightings = _sightings(connection, parts, start_ms - RETURN_MS, known)
     stated = _stated(connection, parts)
     imported = _imported_days(connection, _pools(sightings, known), start_ms)
-    newest: dict[int, Placement] = {}
+    numbers_of: dict[str, list[int]] = defaultdict(list)
+    for number in parts.ids:
+        numbers_of[parts.device_of[number]].append(number)
+    refused: list[PlacementClaim] = []
+    new: dict[int, list[Placement]] = {}
     # Board by board: a MIG instance and its device cannot be present at the same time, so they are placed together.
-    for device in sorted(set(parts.device_of.values())):
-        numbers = [number for number in parts.ids if parts.device_of[number] == device]
+    for device, numbers in sorted(numbers_of.items()):
         before = {number: [row for row in known.get(number, ()) if row.in_ms < start_ms] for number in numbers}
         line = place(
             Board(
@@ -91,19 +94,18 @@ def settle(
                 is_cut=start_ms > wanted_ms,
             )
         )
-        claims.drop(connection, numbers, start_ms)
-        claims.keep(connection, line.claims)
-        for claim in line.claims:
-            if claim.kind == "node":
-                on_node_claim(claim)
+        refused += line.claims
         for number in numbers:
             placed = [row for row in line.placements if row.accelerator_id == number]
             # Rows before the start are kept as they are, apart from the one that the new rows continue or end.
-            rows = spliced(before[number], placed, start_ms)
-            _write(connection, number, known.get(number, []), rows)
-            if rows:
-                newest[number] = rows[-1]
-    return newest
+            new[number] = spliced(before[number], placed, start_ms)
+    claims.drop(connection, parts.ids, start_ms)
+    claims.keep(connection, refused)
+    for claim in refused:
+        if claim.kind == "node":
+            on_node_claim(claim)
+    _write(connection, known, new)
+    return {number: rows[-1] for number, rows in new.items() if rows}
 
 
 def _complete_since(connection: Connection) -> int:
@@ -232,54 +234,75 @@ def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -
     return periods
 
 
-def _write(connection: Connection, number: int, old: Sequence[Placement], new: Sequence[Placement]) -> None:
-    """Replace the rows of an accelerator; where rating changes, request its hours and days."""
+def _write(
+    connection: Connection, old: Mapping[int, Sequence[Placement]], new: Mapping[int, Sequence[Placement]]
+) -> None:
+    """Replace the rows of these accelerators; where rating changes, request their hours and days.
+
+    One statement for all of them: when a fleet is first seen, each accelerator has a row to write.
+    """
     # Unchanged rows are not touched: most evidence only confirms them, and a write would request rating for nothing.
-    gone, added = [row for row in old if row not in new], [row for row in new if row not in old]
-    if not gone and not added:
-        return
-    connection.execute(
-        "DELETE FROM capacity WHERE accelerator_id = %s AND in_ms = ANY(%s)", (number, [row.in_ms for row in gone])
-    )
-    for row in added:
+    gone = [row for number, rows in new.items() for row in old.get(number, ()) if row not in rows]
+    added = [row for number, rows in new.items() for row in rows if row not in old.get(number, ())]
+    if gone:
+        connection.execute(
+            "DELETE FROM capacity c USING unnest(%s::bigint[], %s::bigint[]) AS g (accelerator_id, in_ms) "
+            "WHERE c.accelerator_id = g.accelerator_id AND c.in_ms = g.in_ms",
+            ([row.accelerator_id for row in gone], [row.in_ms for row in gone]),
+        )
+    if added:
         connection.execute(
             "INSERT INTO capacity (accelerator_id, node_id, pool, gpu_model, gpu_micro, in_ms, out_ms, source, "
-            "accelerator_attributes_id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            "accelerator_attributes_id) SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], "
+            "%s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::bigint[])",
             (
-                number,
-                row.node_id,
-                row.pool,
-                row.model,
-                row.gpu_micro,
-                row.in_ms,
-                row.out_ms,
-                row.source,
-                row.attributes_id or None,
+                [row.accelerator_id for row in added],
+                [row.node_id for row in added],
+                [row.pool for row in added],
+                [row.model for row in added],
+                [row.gpu_micro for row in added],
+                [row.in_ms for row in added],
+                [row.out_ms for row in added],
+                [row.source for row in added],
+                [row.attributes_id or None for row in added],
             ),
         )
-    changed = changes(old, new)
+    changed = {
+        number: Period(periods[0].start_ms, periods[-1].end_ms)
+        for number in sorted({row.accelerator_id for row in (*gone, *added)})
+        if (periods := changes(old.get(number, ()), new[number]))
+    }
     if changed:
-        _mark(connection, number, Period(changed[0].start_ms, changed[-1].end_ms))
+        _request_recompute(connection, changed)
 
 
-def _mark(connection: Connection, number: int, changed: Period) -> None:
-    """Request the hours with evidence of the accelerator in this time, and the rated days.
+def _request_recompute(connection: Connection, changed: Mapping[int, Period]) -> None:
+    """Request the hours with evidence of each accelerator in its time, and the rated days.
 
     Hours that it only touches are included: usage in them is cut where the accelerator moves.
     """
-    changed = Period(changed.start_ms - changed.start_ms % HOUR_MS, changed.end_ms + -changed.end_ms % HOUR_MS)
+    hours = {
+        number: Period(period.start_ms - period.start_ms % HOUR_MS, period.end_ms + -period.end_ms % HOUR_MS)
+        for number, period in changed.items()
+    }
+    starts_ms = [period.start_ms for period in hours.values()]
+    ends_ms = [period.end_ms for period in hours.values()]
     connection.execute(
         f"""
         INSERT INTO hour_recompute (accelerator_id, hour_ms)
-        SELECT DISTINCT accelerator_id, h FROM usage_interval,
-            generate_series(start_ms - start_ms %% {HOUR_MS}, greatest(end_ms - 1, start_ms), {HOUR_MS}) AS h
-        WHERE accelerator_id = %s AND start_ms >= {int(max(0, changed.start_ms - _LONGEST_MS))}
-            AND start_ms < {int(changed.end_ms)} AND end_ms > {int(changed.start_ms)}
+        SELECT DISTINCT s.accelerator_id, h
+        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS c (accelerator_id, from_ms, until_ms)
+            JOIN usage_interval s ON s.accelerator_id = c.accelerator_id AND s.start_ms < c.until_ms
+                AND s.end_ms > c.from_ms AND s.start_ms >= c.from_ms - {_LONGEST_MS},
+            generate_series(s.start_ms - s.start_ms %% {HOUR_MS}, greatest(s.end_ms - 1, s.start_ms), {HOUR_MS}) AS h
+        WHERE s.start_ms >= {int(max(0, min(starts_ms) - _LONGEST_MS))} AND s.start_ms < {int(max(ends_ms))}
         """,
-        (number,),
+        (list(hours), starts_ms, ends_ms),
         prepare=False,
     )
     connection.execute(
-        "INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check WHERE day_ms > %s AND day_ms < %s",
-        (changed.start_ms - 2 * DAY_MS, changed.end_ms),
+        "INSERT INTO day_recompute (day_ms) SELECT DISTINCT r.day_ms FROM conservation_check r "
+        "JOIN unnest(%s::bigint[], %s::bigint[]) AS c (from_ms, until_ms) "
+        "ON r.day_ms > c.from_ms - %s AND r.day_ms < c.until_ms",
+        (starts_ms, ends_ms, 2 * DAY_MS),
     )
