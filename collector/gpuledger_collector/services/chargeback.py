@@ -209,13 +209,12 @@ def _rated_until(connection: Connection, period: Period, now_ms: int) -> list[st
 
 def notices(connection: Connection, period: Period, now_ms: int, chargeback: Report) -> list[str]:
     """What changes how a number of the full bill is read; every form of it has them."""
-    notes = [] if reports.has_capacity(connection, period) else [NO_INVENTORY]
-    notes += displaced_notices(connection, period).values()
+    notes = _standing(connection, period, now_ms)
     notes += [
         f"{owner_text(dispute.owner)} contests {amounts(dispute.cost)} of it (dispute {dispute.id}, {dispute.state})"
         for dispute in disputes.waiting(connection, period)
     ]
-    notes += _rated_until(connection, period, now_ms)
+    notes += [text for text in _rated_until(connection, period, now_ms) if text not in notes]
     stranded = totals([row for row in chargeback.rows if row.state == STRANDED])
     notes += [stranded_text(total) for total in stranded]
     notes += [
@@ -224,6 +223,17 @@ def notices(connection: Connection, period: Period, now_ms: int, chargeback: Rep
         if total.currency is None
     ]
     return notes
+
+
+def _standing(connection: Connection, period: Period, now_ms: int) -> list[str]:
+    """Standing notices of a period; closed months in it keep those of their close, whatever was seen since."""
+    calendar = zones.calendar(connection)
+    names = {calendar.month_of(day.start_ms) for day in calendar.days(period)}
+    if names.isdisjoint(month.name for month in periods.closed(connection)):
+        standing = standing_notices(connection, period)
+        return [*standing.whole, *standing.of_pool.values()]
+    months = notices_by_month(connection, period, now_ms).values()
+    return list(dict.fromkeys(text for month in months for text in (*month.whole, *month.of_pool.values())))
 
 
 def visible_lines(
