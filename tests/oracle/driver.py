@@ -238,8 +238,10 @@ def days_of(world: World) -> tuple[str, ...]:
 def report_differences(said: dict[str, list[dict[str, object]]], expected: Bill) -> list[str]:
     """The chargeback's rows, exact and as printed, beside what the oracle makes of them."""
     wanted: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0, 0])
+    # While nothing has a price the rows are hours by holder.
+    has_price = any(key.currency for key in expected)
     for key, (ns, micro) in expected.items():
-        entry = wanted[cells_of(key)]
+        entry = wanted[cells_of(key, has_price)]
         entry[0] += ns
         entry[1] += micro
     names = (*BY.split(","), "currency")
@@ -258,10 +260,13 @@ def report_differences(said: dict[str, list[dict[str, object]]], expected: Bill)
     return found
 
 
-def cells_of(key: Key) -> tuple[object, ...]:
-    """The cells of a chargeback's row: what nobody holds, nobody is known to pay or no rate covers has a marker."""
+def cells_of(key: Key, has_price: bool) -> tuple[object, ...]:
+    """The cells of a chargeback's row: what nobody holds, nobody is known to pay or no rate covers has a marker.
+
+    `has_price`: something in the period has a price.
+    """
     width = len(BY.split(","))
-    if not key.currency:
+    if has_price and not key.currency:
         return ("(unpriced)", *[""] * (width - 1), "")
     if key.owner is None:
         return (f"({key.state})", *[""] * (len(LEVELS) - 1), key.pool, key.model, key.currency)
