@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -342,31 +342,32 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
         else:
             rounded[printed] = list(counts)
     return [
-        _derived(
-            ReportRow(
-                keys=keys,
-                currency=currency,
-                correction_of=correction_of,
-                state=entry.state,
-                unknown_ns=entry.unknown_ns,
-                **{printed: values[at] for printed, values in rounded.items()},
-                **{exact: getattr(entry, exact) for _, exact, _, _ in _PRINTED},
-            )
+        ReportRow(
+            keys=keys,
+            currency=currency,
+            correction_of=correction_of,
+            state=entry.state,
+            unknown_ns=entry.unknown_ns,
+            **_with_waste(
+                entry.state,
+                {printed: values[at] for printed, values in rounded.items()}
+                | {exact: getattr(entry, exact) for _, exact, _, _ in _PRINTED},
+            ),
         )
         for at, ((keys, correction_of), entry) in enumerate(group)
     ]
 
 
-def _derived(row: ReportRow) -> ReportRow:
-    """The row with its waste: the idle part of held time, or the whole cost of what nobody held."""
-    if row.compared_micro == row.cost_micro:
+def _with_waste(state: str, sums: dict[str, Any]) -> dict[str, Any]:
+    """The sums of a row with its waste: the idle part of held time, or the whole cost of what nobody held."""
+    if sums["compared_micro"] == sums["cost_micro"]:
         # The same amount is the same cents, whichever other rows it was rounded with.
-        row = replace(row, compared_minor=row.cost_minor)
-    if row.state == HELD:
-        return replace(row, waste_minor=row.cost_held_idle_minor, waste_micro=row.idle_cost_micro)
-    if row.state in WASTED_STATES:
-        return replace(row, waste_minor=row.effective_minor, waste_micro=row.effective_micro)
-    return row
+        sums["compared_minor"] = sums["cost_minor"]
+    if state == HELD:
+        sums |= {"waste_minor": sums["cost_held_idle_minor"], "waste_micro": sums["idle_cost_micro"]}
+    elif state in WASTED_STATES:
+        sums |= {"waste_minor": sums["effective_minor"], "waste_micro": sums["effective_micro"]}
+    return sums
 
 
 def _round_known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]], unit: int) -> list[int | None]:

@@ -55,6 +55,9 @@ def round_in_groups(values: Sequence[int], groups: Sequence[object], unit: int) 
     totals = round_together([sum(values[at] for at in places) for places in members.values()], unit)
     rounded = [0] * len(values)
     for places, total in zip(members.values(), totals, strict=True):
+        if len(places) == 1:
+            rounded[places[0]] = total
+            continue
         floors = {at: values[at] // unit for at in places}
         left = total - sum(floors.values())
         # The sort is stable, so equal remainders go to the earlier value, as in `round_together`.
