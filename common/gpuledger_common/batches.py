@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -65,7 +65,7 @@ class BatchMaker:
         position = self._workload_position.get(key)
         if position is None:
             position = self._workload_position[key] = len(self._workloads)
-            self._workloads.append(wire.WireWorkload(**asdict(workload)))
+            self._workloads.append(wire_workload(workload))
         return position
 
     def counts(self, rows: Iterable[CounterReading]) -> list[wire.Count]:
@@ -118,9 +118,19 @@ class BatchMaker:
         )
 
 
+def wire_workload(workload: Workload) -> wire.WireWorkload:
+    """A workload as the wire has it."""
+    return wire.WireWorkload(**_fields(workload))
+
+
 def _wire_accelerator(entry: Accelerator, pool: str, health: Health | None) -> wire.WireAccelerator:
     verdict = health or Health("unknown", "not read yet")
-    return wire.WireAccelerator(**asdict(entry), pool=pool, health=verdict.status, health_cause=verdict.cause)
+    return wire.WireAccelerator(**_fields(entry), pool=pool, health=verdict.status, health_cause=verdict.cause)
+
+
+def _fields(entry: Accelerator | Workload) -> dict[str, Any]:
+    # Unlike asdict, which copies the values as well.
+    return {field.name: getattr(entry, field.name) for field in fields(entry)}
 
 
 def _column(name: str, samples: Sequence[Sample]) -> wire.Column:

@@ -123,7 +123,8 @@ class Meter:
             return
         self._last_sample_ms[uuid] = at_ms
         # These instants were metered before a step back of the clock; counting them again would bill time twice.
-        if any(start_ms < at_ms and before_ms < end_ms for start_ms, end_ms in self._metered_ranges):
+        ranges = self._metered_ranges
+        if ranges and any(start_ms < at_ms and before_ms < end_ms for start_ms, end_ms in ranges):
             self.discarded_after_clock_step_ms += elapsed_ms
             self._close(uuid)
             return

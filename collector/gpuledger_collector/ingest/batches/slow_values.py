@@ -84,8 +84,11 @@ class SlowValues:
         self._read_missing(connection, accelerators, names, places)
         with self._lock:
             known = KnownValues(self._known.at_ms[places], self._known.value[places])
-        columns = [samples.columns[name] for name in names]
-        readings = np.stack([np.where(is_absent(values), np.nan, values) for values in columns], axis=1)
+        readings = np.empty((len(samples.at_ms), len(names)))
+        for place, name in enumerate(names):
+            readings[:, place] = values = samples.columns[name]
+            if values.dtype.kind == "i":
+                readings[is_absent(values), place] = np.nan
         changed = known.select_changed(row.reshape(len(samples.at_ms)), samples.at_ms, readings)
         write_changes(connection, _changes(samples, names, readings, changed))
         return lambda: self._update(places, known)

@@ -16,8 +16,11 @@ from typing import Any
 
 from gpuledger_collector.ingest.batches.attributes import (
     Connection,
+    Content,
     Ids,
+    accelerator_content,
     contents_of,
+    workload_content,
     write_accelerator_attributes,
     write_workload_attributes,
 )
@@ -30,7 +33,7 @@ from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_common import wire
-from gpuledger_common.batches import BatchMaker
+from gpuledger_common.batches import BatchMaker, wire_workload
 from gpuledger_common.meter import Meter
 from gpuledger_common.profiles.pods import POD_SUMS, device_value
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
@@ -64,21 +67,29 @@ class ScrapedEntities:
     accelerators: dict[int, Accelerator]
     workloads: dict[int, Workload]
     nodes: dict[int, str]
-    accelerator_attributes: Mapping[int, tuple[str, str | None, int]] = field(default_factory=dict)
-    """Model, MIG instance and share."""
+    accelerator_attributes: Mapping[int, tuple[str, str | None, int, str, int]] = field(default_factory=dict)
+    """Model, MIG instance, share and pool, and the accelerator's id."""
     workload_attributes: Mapping[int, tuple[int, Workload]] = field(default_factory=dict)
     """The workload's id, and the workload as it was reported."""
     _described: dict[tuple[int, frozenset[int]], Accelerator] = field(default_factory=dict)
     """Accelerators by id and attributes: most scrapes repeat those before."""
-    _holders: dict[tuple[frozenset[int], frozenset[int]], list[Workload]] = field(default_factory=dict)
+    _holders: dict[tuple[frozenset[int], frozenset[int]], list[Holder]] = field(default_factory=dict)
     """Holders by workloads and attributes."""
 
     def ids(self) -> Ids:
-        """The ids by name."""
+        """The ids by name and content."""
+        attributes: dict[Content, int] = {}
+        for number, (model, instance, share, pool, accelerator_id) in self.accelerator_attributes.items():
+            uuid = self.accelerators[accelerator_id].uuid
+            record = wire.WireAccelerator(uuid, uuid, 0, model, instance, share, pool=pool)
+            attributes[accelerator_content(record)] = number
+        for number, (_, workload) in self.workload_attributes.items():
+            attributes[workload_content(_key(workload), wire_workload(workload))] = number
         return Ids(
             {name: node_id for node_id, name in self.nodes.items()},
             {accelerator.uuid: accelerator_id for accelerator_id, accelerator in self.accelerators.items()},
-            {workload_key(workload.kind, "", workload.id): number for number, workload in self.workloads.items()},
+            {_key(workload): number for number, workload in self.workloads.items()},
+            attributes,
         )
 
     def accelerator_in(self, accelerator_id: int, scrape: Scrape) -> Accelerator:
@@ -96,23 +107,27 @@ class ScrapedEntities:
             return accelerator
         # Labels of several senders may contradict each other: the choice must not depend on who came first.
         # Some series of a scrape name no model, beside others that do.
-        model, instance, share = min(attributes, key=lambda row: (not row[0], row[0], row[1] or "", row[2]))
+        model, instance, share, *_ = min(attributes, key=lambda row: (not row[0], row[0], row[1] or "", row[2]))
         return replace(accelerator, model=model, mig_instance=instance, gpu_micro=share)
 
-    def holders_in(self, scrape: Scrape) -> list[Workload]:
+    def holders_in(self, scrape: Scrape) -> list[Holder]:
         """The workloads of a scrape as it describes them, in an order that does not depend on arrival."""
         key = scrape.workload_ids, scrape.workload_attributes
         if key not in self._holders:
             self._holders[key] = self._describe_holders(scrape)
         return self._holders[key]
 
-    def _describe_holders(self, scrape: Scrape) -> list[Workload]:
+    def _describe_holders(self, scrape: Scrape) -> list[Holder]:
         reported: dict[int, Workload] = {}
         for number, workload in (self.workload_attributes[number] for number in scrape.workload_attributes):
             if number not in reported or _content(workload) < _content(reported[number]):
                 reported[number] = workload
         holders = [reported.get(number, self.workloads[number]) for number in scrape.workload_ids]
-        return sorted(holders, key=lambda workload: (workload.kind, workload.id))
+        return [Holder(workload) for workload in sorted(holders, key=lambda workload: (workload.kind, workload.id))]
+
+
+def _key(workload: Workload) -> str:
+    return workload_key(workload.kind, "", workload.id)
 
 
 def _content(workload: Workload) -> tuple[object, ...]:
@@ -135,11 +150,18 @@ def split_by_attributes(
         part: list[tuple[int, Scrape]] = []
         current: Accelerator | None = None
         holders: dict[object, Workload] = {}
+        labels: object = None
         for at_ms, scrape in inside:
             if scrape.node_id != node_id:
                 continue
+            previous, labels = labels, scrape.labels
+            if labels == previous:
+                part.append((at_ms, scrape))
+                continue
             accelerator = entities.accelerator_in(accelerator_id, scrape)
-            named: dict[object, Workload] = {(held.kind, held.id): held for held in entities.holders_in(scrape)}
+            named: dict[object, Workload] = {
+                (held.workload.kind, held.workload.id): held.workload for held in entities.holders_in(scrape)
+            }
             # An interval has one set of attributes, so it ends where they change; the next part begins with the same
             # scrape.
             is_changed = accelerator != current or any(holders.get(key, held) != held for key, held in named.items())
@@ -174,8 +196,7 @@ def meter_slot(
         if at_ms in split_ms:
             meter.lose(accelerator.uuid)
             continue
-        holders = [Holder(workload) for workload in entities.holders_in(scrape)]
-        meter.tick(Sample(accelerator.uuid, 0, meter_values(scrape)), at_ms, holders)
+        meter.tick(Sample(accelerator.uuid, 0, meter_values(scrape)), at_ms, entities.holders_in(scrape))
     spans = meter.take()
     if not spans:
         return None
@@ -338,7 +359,7 @@ class ScrapeMeter:
                         batches.append(batch)
         ids = entities.ids()
         # In the transaction that writes the intervals, because they refer to these rows; sorted, as all writers do it.
-        contents = sorted(set(contents_of(batches)))
+        contents = sorted(set(contents_of(batches)) - ids.attributes.keys())
         ids.attributes.update(write_accelerator_attributes(connection, contents, ids.accelerators))
         ids.attributes.update(write_workload_attributes(connection, contents, ids.workloads))
         return batches, metered, ids
@@ -393,7 +414,7 @@ def read_entities(connection: Connection, accelerators: list[int], scrapes: Sequ
         {
             row[0]: row[1:]
             for row in rows(
-                "SELECT id, model, mig_instance, gpu_micro FROM accelerator_attributes WHERE id",
+                "SELECT id, model, mig_instance, gpu_micro, pool, accelerator_id FROM accelerator_attributes WHERE id",
                 {number for scrape in scrapes for number in scrape.accelerator_attributes},
             )
         },

@@ -6,7 +6,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -35,8 +35,7 @@ _HOT_BITS = {METRIC_NUMBER[name]: 1 << bit for name, bit in HOT_BIT.items()}
 _INSTANT_BITS = 42
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
+class Scrape(NamedTuple):
     """What is known of an accelerator at an instant: a row of the table `scrape`."""
 
     node_id: int
@@ -50,6 +49,11 @@ class Scrape:
     """Ids of the attributes in the accelerator's labels; empty in rows from before they were stored."""
     workload_attributes: frozenset[int] = frozenset()
     """Ids of the attributes of the workloads in its labels."""
+
+    @property
+    def labels(self) -> tuple[frozenset[int], ...]:
+        """What its labels say, which mostly repeats the scrape before."""
+        return self.workload_ids, self.accelerator_attributes, self.workload_attributes
 
     def merged(self, other: Scrape) -> Scrape:
         """Merge with another part of the same scrape; neither order nor repetition matters."""
@@ -76,7 +80,21 @@ class AcceleratorIds:
 
     node: int
     accelerator: int
-    attributes: int
+    attributes: frozenset[int]
+
+
+class HolderIds(NamedTuple):
+    """Ids of the workloads that hold an accelerator, and of their attributes."""
+
+    workloads: frozenset[int] = frozenset()
+    attributes: frozenset[int] = frozenset()
+
+    def joined(self, other: HolderIds) -> HolderIds:
+        """These and others."""
+        return HolderIds(self.workloads | other.workloads, self.attributes | other.attributes)
+
+
+_NOBODY = HolderIds()
 
 
 @dataclass(slots=True)
@@ -103,8 +121,7 @@ class SeriesIds:
 
     cache: SeriesCache
     accelerators: dict[int, AcceleratorIds] = field(default_factory=dict)
-    workloads: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Ids of the workload and of its attributes."""
+    workloads: dict[int, HolderIds] = field(default_factory=dict)
     latest_accelerators: LatestIndexes = field(default_factory=LatestIndexes)
     latest_workloads: LatestIndexes = field(default_factory=LatestIndexes)
 
@@ -113,14 +130,15 @@ class SeriesIds:
         cache = self.cache
         for index in set(rows.accelerator.tolist()):
             node, record = cache.accelerators[index].node, cache.accelerators[index].accelerator
-            self.accelerators[index] = AcceleratorIds(
-                ids.nodes[node], ids.accelerators[record.uuid], ids.attributes[accelerator_content(record)]
-            )
+            attributes = frozenset((ids.attributes[accelerator_content(record)],))
+            self.accelerators[index] = AcceleratorIds(ids.nodes[node], ids.accelerators[record.uuid], attributes)
             self.latest_accelerators.add(record.uuid, index)
         for index in rows.workloads:
             workload = cache.workloads[index]
             key = workload_key(workload.kind, "", workload.id)
-            self.workloads[index] = ids.workloads[key], ids.attributes[workload_content(key, workload)]
+            self.workloads[index] = HolderIds(
+                frozenset((ids.workloads[key],)), frozenset((ids.attributes[workload_content(key, workload)],))
+            )
             self.latest_workloads.add(key, index)
 
     def has_all(self, rows: ScrapeRows) -> bool:
@@ -255,29 +273,21 @@ class ScrapeRows:
 
     def scrapes(self, ids: SeriesIds) -> list[Scrape]:
         """The scrape of each row."""
-        workloads: dict[int, set[int]] = defaultdict(set)
-        attributes: dict[int, set[int]] = defaultdict(set)
+        holders: dict[int, HolderIds] = {}
         for row, index in self._holders():
-            workload, content = ids.workloads[index]
-            workloads[row].add(workload)
-            attributes[row].add(content)
+            named = ids.workloads[index]
+            holders[row] = holders[row].joined(named) if row in holders else named
         described = [ids.accelerators[index] for index in self.accelerator.tolist()]
         activity = zip(*(self._values_or_none(METRIC_NUMBER[name]) for name in ACTIVITY_METRICS.values()), strict=True)
-        nobody: frozenset[int] = frozenset()
-        return [
-            Scrape(
-                entry.node,
-                frozenset(workloads[row]) if row in workloads else nobody,
-                bits,
-                utilization,
-                activity_values,
-                frozenset((entry.attributes,)),
-                frozenset(attributes[row]) if row in attributes else nobody,
+        scrapes = []
+        for row, (entry, bits, utilization, activity_values) in enumerate(
+            zip(described, self.bits.tolist(), self._utilization(), activity, strict=True)
+        ):
+            workloads, attributes = holders.get(row, _NOBODY)
+            scrapes.append(
+                Scrape(entry.node, workloads, bits, utilization, activity_values, entry.attributes, attributes)
             )
-            for row, (entry, bits, utilization, activity_values) in enumerate(
-                zip(described, self.bits.tolist(), self._utilization(), activity, strict=True)
-            )
-        ]
+        return scrapes
 
     @property
     def bits(self) -> Array:
@@ -375,8 +385,11 @@ def _preferred(row: Array, metric: Array, rank: Array, value: Array) -> Array:
 def _by_metric(row: Array, metric: Array, value: Array, rows: int) -> tuple[tuple[int, ...], Array, bool]:
     """The metrics of samples, the greatest value of each in each row, and whether a row has one of them repeatedly."""
     chosen = metric != NONE
-    metrics, place = np.unique(metric[chosen], return_inverse=True)
-    places = place.reshape(-1) * rows + row[chosen]
+    counts = np.bincount(metric[chosen], minlength=len(METRICS))
+    metrics = np.flatnonzero(counts)
+    # By the number of a metric, its place among those that the samples have.
+    place = np.cumsum(counts > 0) - 1
+    places = place[metric[chosen]] * rows + row[chosen]
     readings = np.full(len(metrics) * rows, np.nan)
     if is_repeated := bool((np.bincount(places) > 1).any()):
         # The greatest, because several lines may repeat a reading. fmax ignores NaN.

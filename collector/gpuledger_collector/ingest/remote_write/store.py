@@ -40,20 +40,20 @@ from gpuledger_common.health import EVIDENCE, page_health
 SLOT_MS = 300_000
 """The unit of time in which usage intervals are recomputed from scrapes."""
 _HEALTH_METRICS = {name: METRIC_NUMBER[name] for name in (*EVIDENCE, "gpu_last_xid") if name in METRIC_NUMBER}
-_COLUMNS = {
-    "accelerator_id": "int8",
-    "at_ms": "int8",
-    "node_id": "int8",
-    "workload_ids": "int8[]",
-    "readings": "int8",
-    "pods": "text[]",
-    "pod_utilization": "float8[]",
-    "accelerator_attributes_ids": "int8[]",
-    "workload_attributes_ids": "int8[]",
-    **dict.fromkeys(ACTIVITY_METRICS, "float8"),
-}
-"""Columns of the table `scrape` and their types."""
-_ROW_HEAD, _LONG, _DOUBLE = struct.Struct(">hiqiqiq"), struct.Struct(">iq"), struct.Struct(">id")
+_COLUMNS = (
+    "accelerator_id",
+    "node_id",
+    "workload_ids",
+    "accelerator_attributes_ids",
+    "workload_attributes_ids",
+    "pods",
+    "pod_utilization",
+    "at_ms",
+    "readings",
+    *ACTIVITY_METRICS,
+)
+"""Columns of the table `scrape`; those up to the pods mostly repeat from scrape to scrape."""
+_LONG, _INSTANT_AND_READINGS, _DOUBLE = struct.Struct(">iq"), struct.Struct(">iqiq"), struct.Struct(">id")
 _NULL = struct.pack(">i", -1)
 _Key = tuple[int, int]
 """Accelerator and instant."""
@@ -283,8 +283,9 @@ def read_scrapes(connection: Connection, keys: Sequence[_Key]) -> dict[_Key, Scr
         f"SELECT {', '.join(_COLUMNS)} FROM scrape JOIN unnest(%s::bigint[], %s::bigint[]) AS asked"
         " (accelerator_id, at_ms) USING (accelerator_id, at_ms)",
         ([accelerator for accelerator, _ in keys], [at_ms for _, at_ms in keys]),
+        binary=True,
     )
-    return {(row[0], row[1]): _scrape(row) for row in rows}
+    return {(row[0], row[7]): _scrape(row) for row in rows}
 
 
 def read_range(connection: Connection, ranges: dict[int, tuple[int, int]]) -> dict[int, list[tuple[int, Scrape]]]:
@@ -295,15 +296,24 @@ def read_range(connection: Connection, ranges: dict[int, tuple[int, int]]) -> di
         " (id, first_ms, end_ms) ON accelerator_id = id AND at_ms >= first_ms AND at_ms < end_ms"
         " ORDER BY accelerator_id, at_ms",
         (list(ranges), [first for first, _ in ranges.values()], [end for _, end in ranges.values()]),
+        binary=True,
     )
     for row in rows:
-        scrapes[row[0]].append((row[1], _scrape(row)))
+        scrapes[row[0]].append((row[7], _scrape(row)))
     return scrapes
 
 
 def _scrape(row: Sequence[Any]) -> Scrape:
-    shares = dict(zip(row[5], row[6], strict=True))
-    return Scrape(row[2], frozenset(row[3]), row[4], shares, tuple(row[9:]), frozenset(row[7]), frozenset(row[8]))
+    _, node_id, workloads, attributes, workload_attributes, pods, shares, _, readings, *activity = row
+    return Scrape(
+        node_id,
+        frozenset(workloads),
+        readings,
+        dict(zip(pods, shares, strict=True)),
+        tuple(activity),
+        frozenset(attributes),
+        frozenset(workload_attributes),
+    )
 
 
 def write_scrapes(
@@ -320,14 +330,14 @@ def write_scrapes(
         if before is None:
             inserts.append((key, scrape))
         elif merged != before:
-            updates.append((*_row(key, merged)[2:], *key))
+            updates.append(_row(key, merged))
     if inserts:
         copy_scrapes(connection, inserts)
     if updates:
         with connection.cursor() as cursor:
             cursor.executemany(
-                f"UPDATE scrape SET {', '.join(f'{name} = %s' for name in list(_COLUMNS)[2:])}"
-                " WHERE accelerator_id = %s AND at_ms = %s",
+                f"UPDATE scrape SET {', '.join(f'{name} = %({name})s' for name in _COLUMNS)}"
+                " WHERE accelerator_id = %(accelerator_id)s AND at_ms = %(at_ms)s",
                 updates,
             )
     return np.array(new_bits, dtype="<i8"), np.array(changed, dtype=bool)
@@ -344,50 +354,55 @@ def copy_scrapes(connection: Connection, entries: Sequence[tuple[_Key, Scrape]])
 
 def _encode(key: _Key, scrape: Scrape) -> bytes:
     """A scrape as a row of binary COPY, in the order of _COLUMNS; psycopg would encode it value by value."""
-    pods = sorted(scrape.utilization)
-    arrays = (
-        _ids_field(scrape.workload_ids),
-        _LONG.pack(8, scrape.readings),
-        _texts_field(tuple(pods)),
-        _array_field(701, [_DOUBLE.pack(8, scrape.utilization[pod]) for pod in pods]),
-        _ids_field(scrape.accelerator_attributes),
-        _ids_field(scrape.workload_attributes),
+    node_id, workloads, readings, utilization, activity, attributes, workload_attributes = scrape
+    pods = tuple(sorted(utilization))
+    return b"".join(
+        (
+            _repeated_fields(key[0], node_id, workloads, attributes, workload_attributes, pods),
+            *[_DOUBLE.pack(8, utilization[pod]) for pod in pods],
+            _INSTANT_AND_READINGS.pack(8, key[1], 8, readings),
+            *[_NULL if value is None else _DOUBLE.pack(8, value) for value in activity],
+        )
     )
-    activity = [_NULL if value is None else _DOUBLE.pack(8, value) for value in scrape.activity]
-    return b"".join((_ROW_HEAD.pack(len(_COLUMNS), 8, key[0], 8, key[1], 8, scrape.node_id), *arrays, *activity))
 
 
-def _array_field(oid: int, elements: Sequence[bytes]) -> bytes:
-    """A field with an array of elements that are encoded with their lengths."""
-    head = struct.pack(">iiIii", 1, 0, oid, len(elements), 1) if elements else struct.pack(">iiI", 0, 0, oid)
-    values = b"".join(elements)
-    return struct.pack(">i", len(head) + len(values)) + head + values
-
-
-# The same workloads and attributes return with every scrape.
+# The same accelerators, workloads and attributes return with every scrape.
 @lru_cache(maxsize=100_000)
-def _ids_field(ids: frozenset[int]) -> bytes:
-    return _array_field(20, [_LONG.pack(8, number) for number in sorted(ids)])
+def _repeated_fields(
+    accelerator_id: int,
+    node_id: int,
+    workloads: frozenset[int],
+    attributes: frozenset[int],
+    workload_attributes: frozenset[int],
+    pods: tuple[str, ...],
+) -> bytes:
+    """The fields of a row up to the first value of pod_utilization."""
+    row = struct.pack(">hiqiq", len(_COLUMNS), 8, accelerator_id, 8, node_id)
+    for ids in (workloads, attributes, workload_attributes):
+        row += _array_head(20, 12 * len(ids), len(ids)) + b"".join(_LONG.pack(8, number) for number in sorted(ids))
+    texts = b"".join(struct.pack(">i", len(text)) + text for text in map(str.encode, pods))
+    return row + _array_head(25, len(texts), len(pods)) + texts + _array_head(701, 12 * len(pods), len(pods))
 
 
-@lru_cache(maxsize=100_000)
-def _texts_field(texts: tuple[str, ...]) -> bytes:
-    return _array_field(25, [struct.pack(">i", len(text)) + text for text in map(str.encode, texts)])
+def _array_head(oid: int, size: int, count: int) -> bytes:
+    """The begin of a field with an array of so many elements, which have this size with their lengths."""
+    dimensions = struct.pack(">iiIii", 1, 0, oid, count, 1) if count else struct.pack(">iiI", 0, 0, oid)
+    return struct.pack(">i", len(dimensions) + size) + dimensions
 
 
-def _row(key: _Key, scrape: Scrape) -> tuple[object, ...]:
+def _row(key: _Key, scrape: Scrape) -> dict[str, object]:
     pods = sorted(scrape.utilization)
-    return (
-        *key,
+    fields = (
+        key[0],
         scrape.node_id,
-        sorted(scrape.workload_ids),
-        scrape.readings,
+        *map(sorted, (scrape.workload_ids, scrape.accelerator_attributes, scrape.workload_attributes)),
         pods,
         [scrape.utilization[pod] for pod in pods],
-        sorted(scrape.accelerator_attributes),
-        sorted(scrape.workload_attributes),
+        key[1],
+        scrape.readings,
         *scrape.activity,
     )
+    return dict(zip(_COLUMNS, fields, strict=True))
 
 
 def latest_holders(keys: Sequence[_Key], scrapes: Sequence[Scrape]) -> dict[int, tuple[int, str, int | None]]:
@@ -403,9 +418,9 @@ def latest_holders(keys: Sequence[_Key], scrapes: Sequence[Scrape]) -> dict[int,
 
 def request_slot_recompute(connection: Connection, accelerators: Array, at_ms: Array) -> None:
     """Request that the meter recomputes the slots of these scrapes."""
-    slots = np.unique(np.stack([accelerators, at_ms - at_ms % SLOT_MS]), axis=1)
-    if slots.size:
+    slots = sorted(set(zip(accelerators.tolist(), (at_ms - at_ms % SLOT_MS).tolist(), strict=True)))
+    if slots:
         connection.execute(
             "INSERT INTO scrape_recompute (accelerator_id, slot_ms) SELECT * FROM unnest(%b::bigint[], %b::bigint[])",
-            tuple(map(BinaryArray, slots)),
+            tuple(map(BinaryArray, np.array(slots, dtype="<i8").T)),
         )
