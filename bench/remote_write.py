@@ -38,7 +38,6 @@ from fakes.postgres import open_folder
 from fakes.processes import CollectorProcess, free_port
 from fakes.prometheus import WRITE, headers, labels, pod
 
-SENDERS = 2
 SAMPLES = 2000
 INTERVAL_MS = 15_000
 TICK = os.sysconf("SC_CLK_TCK")
@@ -105,11 +104,16 @@ def children(pid: int) -> list[int]:
 
 
 def tree_seconds(pid: int) -> float:
-    return cpu_seconds(pid) + sum(cpu_seconds(child) for child in children(pid))
+    """CPU of a process and of its children, of which some may end meanwhile: then it is its parent's."""
+    seconds = 0.0
+    for child in children(pid):
+        with contextlib.suppress(FileNotFoundError):
+            seconds += cpu_seconds(child)
+    return seconds + cpu_seconds(pid)
 
 
-def send(port: int, made: Sequence[bytes]) -> float:
-    """Posts all bodies over SENDERS connections; wall seconds. Raises when one is not taken."""
+def send(port: int, made: Sequence[bytes], senders: int) -> float:
+    """Posts all bodies over so many connections; wall seconds. Raises when one is not taken."""
     waiting = list(reversed(made))
     faults: list[str] = []
 
@@ -127,7 +131,7 @@ def send(port: int, made: Sequence[bytes]) -> float:
                 faults.append(f"{answer.status} {text!r}")
         connection.close()
 
-    threads = [threading.Thread(target=work) for _ in range(SENDERS)]
+    threads = [threading.Thread(target=work) for _ in range(senders)]
     begun = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -146,7 +150,7 @@ def floor(made: Sequence[bytes]) -> float:
     return time.process_time() - begun
 
 
-def ours(made: Sequence[bytes], warm: int) -> tuple[float, float, float, float, int, float]:
+def ours(made: Sequence[bytes], warm: int, senders: int) -> tuple[float, float, float, float, int, float]:
     """Wall, CPU of the collector, of Postgres and of the meter, rows of samples, peak MiB.
 
     The first `warm` bodies are not timed.
@@ -156,14 +160,14 @@ def ours(made: Sequence[bytes], warm: int) -> tuple[float, float, float, float, 
     try:
         collector.start()
         collector.wait_ready()
-        send(collector.port, made[:warm])
+        send(collector.port, made[:warm], senders)
         # With the first scrapes every GPU enters the inventory; from then on the meter only confirms it.
         metering, database = wiring.metering(Settings()), Database(collector.dsn())
         metering.run(database)
         assert collector.process is not None
         pid, postmaster = collector.process.pid, collector.postmaster()
         before = cpu_seconds(pid), tree_seconds(postmaster)
-        wall = send(collector.port, made[warm:])
+        wall = send(collector.port, made[warm:], senders)
         cpu, postgres = cpu_seconds(pid) - before[0], tree_seconds(postmaster) - before[1]
         peak = resident_mib(pid, "VmHWM")
         begun = time.process_time()
@@ -210,12 +214,12 @@ def victoria() -> Iterator[tuple[int, int]]:
             process.wait(60)
 
 
-def theirs(made: Sequence[bytes], warm: int) -> tuple[float, float]:
+def theirs(made: Sequence[bytes], warm: int, senders: int) -> tuple[float, float]:
     """Wall and CPU of VictoriaMetrics, and of a second more, in which it works on."""
     with victoria() as (port, pid):
-        send(port, made[:warm])
+        send(port, made[:warm], senders)
         before = cpu_seconds(pid)
-        wall = send(port, made[warm:])
+        wall = send(port, made[warm:], senders)
         time.sleep(1)
         return wall, cpu_seconds(pid) - before
 
@@ -230,6 +234,7 @@ def main() -> None:
     parser.add_argument("--metrics", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--senders", type=int, default=2, help="connections, like the shards of Prometheus' queue")
     given = parser.parse_args()
     made = bodies(given.nodes, given.metrics, given.rounds)
     scrape = given.nodes * 8 * given.metrics
@@ -237,11 +242,12 @@ def main() -> None:
     count = scrape * given.rounds - warm * SAMPLES
     print(
         f"{given.nodes * 8} GPUs x {given.metrics} metrics x {given.rounds} scrapes; {count:,} samples timed in "
-        f"{len(made) - warm} requests of {sum(map(len, made)) // len(made):,} bytes; median of {given.runs} runs\n"
+        f"{len(made) - warm} requests of {sum(map(len, made)) // len(made):,} bytes over {given.senders} "
+        f"connections; median of {given.runs} runs\n"
     )
     lines: list[tuple[str, float, float]] = []
     [bare] = median_of(given.runs, lambda: (floor(made[warm:]),))
-    wall, cpu, database, meter, rows, peak = median_of(given.runs, lambda: ours(made, warm))
+    wall, cpu, database, meter, rows, peak = median_of(given.runs, lambda: ours(made, warm, given.senders))
     expected = given.nodes * 8 * given.rounds
     if rows != expected:
         raise SystemExit(f"{rows} rows of samples are stored, {expected} were sent")
@@ -252,7 +258,7 @@ def main() -> None:
         ("gpuledger: with Postgres and meter", wall, cpu + database + meter),
     ]
     if shutil.which("victoria-metrics"):
-        peer_wall, peer_cpu = median_of(given.runs, lambda: theirs(made, warm))
+        peer_wall, peer_cpu = median_of(given.runs, lambda: theirs(made, warm, given.senders))
         lines.append(("victoria-metrics", peer_wall, peer_cpu))
     print("| receiver | samples/s | samples/s per core | of the last line |\n|---|---|---|---|")
     for name, seconds, busy in lines:
