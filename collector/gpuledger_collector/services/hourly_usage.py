@@ -8,16 +8,23 @@ arrives meanwhile is folded by the next run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.pricing import PriceBook
-from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval, contradictions, fold, rating_intervals
+from gpuledger_collector.accounting.usage import (
+    HELD,
+    HourlyUsage,
+    UsageInterval,
+    contradictions,
+    fold,
+    rating_intervals,
+)
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import claims, inventory, rated_days, usage, zones
-from gpuledger_collector.storage.ledger.rows import CapacityRow, RecomputeRequest
+from gpuledger_collector.storage.ledger.rows import CapacityRow, EvidenceSum, RecomputeRequest
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minute_rollup
 
@@ -78,23 +85,107 @@ def _fold_day(connection: Connection, hours: Mapping[int, Sequence[int]], book: 
     # Where the billing zone is offset by half an hour, its midnight falls inside a UTC hour, and the piece must be cut
     # there.
     midnights = () if calendar.is_utc else calendar.cuts(span)
-    for accelerator_ids in _parts(hours):
-        evidence: dict[int, list[UsageInterval]] = defaultdict(list)
-        for usage_interval in usage.usage_intervals(connection, accelerator_ids, span):
-            evidence[usage_interval.accelerator_id].append(usage_interval)
-        # Kept as evidence for people; the fold below gives the time to the first report in any case.
-        claims.keep_contradictions(
-            connection,
-            [contradiction for intervals in evidence.values() for contradiction in contradictions(intervals)],
-        )
-        pieces: list[HourlyUsage] = []
-        for accelerator_id in accelerator_ids:
-            own_placements = placements.get(accelerator_id, ())
-            own_evidence = evidence.get(accelerator_id, ())
-            pieces += fold_hours(own_evidence, hours[accelerator_id], own_placements, book, midnights)
-        pairs = [(accelerator_id, hour_ms) for accelerator_id in accelerator_ids for hour_ms in hours[accelerator_id]]
-        usage.replace_hourly_usage(connection, pairs, pieces)
-        minute_rollup.roll_up_minutes(connection, pairs)
+    cut_hours_ms = {cut - cut % HOUR_MS for cut in (*book.cuts(span), *midnights) if cut % HOUR_MS}
+    by_span: dict[Period, dict[int, Sequence[int]]] = defaultdict(dict)
+    # Late evidence of one accelerator makes others read no more than their own hours.
+    for accelerator_id, hours_ms in hours.items():
+        by_span[Period(min(hours_ms), max(hours_ms) + HOUR_MS)][accelerator_id] = hours_ms
+    for own_span, own_hours in by_span.items():
+        pieces, added_up = _added_up(connection, own_hours, own_span, placements, cut_hours_ms)
+        usage.replace_hourly_usage(connection, _pairs(own_hours, added_up), pieces)
+        others = {number: hours_ms for number, hours_ms in own_hours.items() if number not in added_up}
+        for accelerator_ids in _parts(others):
+            pieces = _folded(connection, accelerator_ids, own_hours, own_span, placements, book, midnights)
+            usage.replace_hourly_usage(connection, _pairs(own_hours, accelerator_ids), pieces)
+    minute_rollup.roll_up_minutes(connection, _pairs(hours, hours))
+
+
+def _pairs(hours: Mapping[int, Sequence[int]], accelerator_ids: Iterable[int]) -> list[tuple[int, int]]:
+    return [(accelerator_id, hour_ms) for accelerator_id in accelerator_ids for hour_ms in hours[accelerator_id]]
+
+
+def _added_up(
+    connection: Connection,
+    hours: Mapping[int, Sequence[int]],
+    span: Period,
+    placements: Mapping[int, Sequence[RatedPlacement]],
+    cut_hours_ms: Set[int],
+) -> tuple[list[HourlyUsage], list[int]]:
+    """Pieces of the accelerators whose evidence the database can add up, as most can, and these accelerators.
+
+    They stayed in place, nothing cuts their hours, and each usage interval lies in one hour and overlaps no other: what
+    `fold_hours` would give, at a small part of its cost.
+    """
+    sums: dict[int, list[EvidenceSum]] = defaultdict(list)
+    for evidence_sum in usage.evidence_sums(connection, list(hours), span):
+        sums[evidence_sum.accelerator_id].append(evidence_sum)
+    pieces: list[HourlyUsage] = []
+    added_up: list[int] = []
+    for accelerator_id, hours_ms in hours.items():
+        own, own_placements = sums.get(accelerator_id, ()), placements.get(accelerator_id, ())
+        # Evidence without capacity has no pieces, as in `fold_hours`.
+        inside = [evidence_sum for evidence_sum in own if own_placements and evidence_sum.hour_ms in hours_ms]
+        if (
+            all(evidence_sum.is_additive for evidence_sum in own)
+            and cut_hours_ms.isdisjoint(hours_ms)
+            and _stayed(inside, own_placements)
+        ):
+            added_up.append(accelerator_id)
+            pieces += map(_piece, inside)
+    return pieces, added_up
+
+
+def _stayed(sums: Sequence[EvidenceSum], placements: Sequence[RatedPlacement]) -> bool:
+    """Whether all this evidence is of the one place in which its accelerator was."""
+    if not sums:
+        return True
+    if len(placements) != 1:
+        return False
+    node, period = placements[0].accelerator.node, placements[0].period
+    return all(
+        node in ("", each.node) and period.start_ms <= each.first_ms and each.last_ms <= period.end_ms for each in sums
+    )
+
+
+def _piece(total: EvidenceSum) -> HourlyUsage:
+    is_held = total.state == HELD
+    return HourlyUsage(
+        accelerator_id=total.accelerator_id,
+        start_ms=total.hour_ms,
+        end_ms=total.hour_ms + HOUR_MS,
+        state=total.state,
+        workload_id=total.workload_id,
+        held_ms=total.held_ms,
+        busy_ms=total.busy_ms if is_held else 0,
+        idle_ms=total.idle_ms if is_held else 0,
+        unknown_ms=total.unknown_ms if is_held else 0,
+        energy_mj=total.energy_mj,
+        attributes_id=total.attributes_id,
+    )
+
+
+def _folded(
+    connection: Connection,
+    accelerator_ids: Sequence[int],
+    hours: Mapping[int, Sequence[int]],
+    span: Period,
+    placements: Mapping[int, Sequence[RatedPlacement]],
+    book: PriceBook,
+    midnights: Sequence[int],
+) -> list[HourlyUsage]:
+    """Pieces of accelerators that are folded interval by interval; contradictions in their evidence are kept."""
+    evidence: dict[int, list[UsageInterval]] = defaultdict(list)
+    for usage_interval in usage.usage_intervals(connection, accelerator_ids, span):
+        evidence[usage_interval.accelerator_id].append(usage_interval)
+    # Kept as evidence for people; the fold below gives the time to the first report in any case.
+    claims.keep_contradictions(
+        connection,
+        [contradiction for intervals in evidence.values() for contradiction in contradictions(intervals)],
+    )
+    pieces: list[HourlyUsage] = []
+    for number in accelerator_ids:
+        pieces += fold_hours(evidence.get(number, ()), hours[number], placements.get(number, ()), book, midnights)
+    return pieces
 
 
 def _parts(hours: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:

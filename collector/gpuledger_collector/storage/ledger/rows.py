@@ -99,6 +99,31 @@ class CapacityRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceSum:
+    """Usage intervals of an accelerator that begin in one hour, in one state and by one report of a holder, added up.
+
+    `first_ms` and `last_ms` are their first start and last end; `is_additive` says that folding them gives these sums
+    where nothing cuts the hour and the accelerator is on `node` from first to last.
+    """
+
+    accelerator_id: int
+    hour_ms: int
+    state: str
+    workload_id: int | None
+    attributes_id: int | None
+    held_ms: int
+    busy_ms: int
+    idle_ms: int
+    unknown_ms: int
+    energy_mj: int | None
+    first_ms: int
+    last_ms: int
+    is_additive: bool
+    node_id: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecomputeRequest:
     """A request to recompute an hour of an accelerator, for which evidence arrived."""
 

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.rating import ImportedUsage
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
-from gpuledger_collector.storage.ledger.rows import RecomputeRequest
+from gpuledger_collector.storage.ledger.rows import EvidenceSum, RecomputeRequest
 from gpuledger_collector.storage.locks import Connection
 
 _LONGEST_USAGE_INTERVAL_MS = DAY_MS
 """Agents cut at the hour; a day is allowed, so that only two partitions are looked at for one."""
-_USAGE_INTERVAL = """accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,
+_ATTRIBUTES = """coalesce(s.workload_attributes_id,
+    (SELECT min(t.id) FROM workload_attributes t WHERE t.workload_id = s.workload_id))"""
+_USAGE_INTERVAL = f"""accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,
     unknown_ms, energy_mj,
-    node_id, epoch::text, seq, record, coalesce(n.name, ''), coalesce(s.workload_attributes_id,
-        (SELECT min(t.id) FROM workload_attributes t WHERE t.workload_id = s.workload_id))"""
+    node_id, epoch::text, seq, record, coalesce(n.name, ''), {_ATTRIBUTES}"""
 
 
 def recompute_requests(connection: Connection, period: Period, limit: int | None = None) -> list[RecomputeRequest]:
@@ -46,6 +47,38 @@ def usage_intervals(connection: Connection, accelerator_ids: Sequence[int], peri
     )
     for row in rows:
         yield UsageInterval(*row)
+
+
+def evidence_sums(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Iterator[EvidenceSum]:
+    """Add up evidence of use that overlaps the period, by accelerator, hour of its start, state and report of a holder.
+
+    Interval by interval the server looks whether the sum is also what a fold would give: it lies in one hour and after
+    all earlier ones, and the activity of its holder is its whole length.
+    """
+    # The bounds are part of the text, so that the planner can exclude partitions.
+    rows = connection.execute(
+        f"""
+        SELECT s.*, coalesce(n.name, '') FROM (
+            SELECT accelerator_id, hour_ms, state, workload_id, attributes_id, sum(end_ms - start_ms)::bigint,
+                sum(busy_ms)::bigint, sum(idle_ms)::bigint, sum(unknown_ms)::bigint, sum(energy_mj)::bigint,
+                min(start_ms), max(end_ms), bool_and(is_additive) AND min(node_id) = max(node_id),
+                min(node_id) AS node_id
+            FROM (
+                SELECT *, start_ms - start_ms % {HOUR_MS} AS hour_ms, {_ATTRIBUTES} AS attributes_id,
+                    start_ms >= lag(end_ms, 1, start_ms) OVER (PARTITION BY accelerator_id ORDER BY start_ms)
+                        AND end_ms > start_ms AND end_ms <= start_ms - start_ms % {HOUR_MS} + {HOUR_MS}
+                        AND (state <> 'held' OR busy_ms + idle_ms + unknown_ms = end_ms - start_ms) AS is_additive
+                FROM usage_interval s
+                WHERE accelerator_id = ANY(%s) AND start_ms < {int(period.end_ms)} AND end_ms > {int(period.start_ms)}
+                    AND start_ms >= {int(period.start_ms) - _LONGEST_USAGE_INTERVAL_MS} AND state <> 'present'
+            ) AS evidence GROUP BY 1, 2, 3, 4, 5
+        ) AS s LEFT JOIN node n ON n.id = s.node_id
+        """.replace("% ", "%% "),
+        (list(accelerator_ids),),
+        prepare=False,
+    )
+    for row in rows:
+        yield EvidenceSum(*row)
 
 
 def latest_evidence_ms(connection: Connection, since_ms: int) -> int | None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes, node_utilization
+
+PACKED_AT_ONCE = 2_000
+"""Accelerator-hours of packed days whose samples are unpacked at once."""
+_COLUMNS = (
+    *("samples", "utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"),
+    *("memory_used_bytes", "power_watts", "temperature_celsius", "zero_ratio", "memory_copy_ratio"),
+    *("sm_clock_hertz", "slowed_ratio", "processes"),
+)
+
+
+def _of(row: str) -> str:
+    return ", ".join(f"{row}.{name}" for name in _COLUMNS)
 
 
 def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
@@ -20,25 +33,45 @@ def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) ->
     hours = [pair for pair in hours if pair[1] >= expired_before_ms]
     if not hours:
         return
-    _roll_up_minutes(connection, hours)
+    for part, is_packed in _parts(connection, hours):
+        _roll_up_minutes(connection, part, is_packed)
     node_utilization.recompute(connection, hours)
     findings.note_late_evidence(connection, "idle", min(hour_ms for _, hour_ms in hours))
 
 
-def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
-    from gpuledger_collector.storage.telemetry import archive  # needs numpy, which a report without new usage does not
+def _parts(connection: Connection, hours: Sequence[tuple[int, int]]) -> Iterator[tuple[list[tuple[int, int]], bool]]:
+    """Pairs that are rolled up by one statement, and whether their days are packed.
 
+    Samples are found by time, not by accelerator: an hour of them is read once, for all of its accelerators.
+    """
+    days_ms = {hour_ms - hour_ms % DAY_MS for _, hour_ms in hours}
+    rows = connection.execute("SELECT DISTINCT day_ms FROM sample_archive WHERE day_ms = ANY(%s)", (list(days_ms),))
+    packed_days = {int(row[0]) for row in rows}
+    by_hour: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    packed: list[tuple[int, int]] = []
+    for pair in hours:
+        (packed if pair[1] - pair[1] % DAY_MS in packed_days else by_hour[pair[1]]).append(pair)
+    for part in by_hour.values():
+        yield part, False
+    for begin in range(0, len(packed), PACKED_AT_ONCE):
+        yield packed[begin : begin + PACKED_AT_ONCE], True
+
+
+def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]], is_packed: bool) -> None:
     bounds = (min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS)
-    # A sample that was delivered again after its day was packed is in both tables: UNION keeps it once.
-    packed = "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM packed_sample)"
-    source = packed.format(*bounds) if archive.unpack_hours(connection, hours) else "gpu_sample"
+    source = "gpu_sample"
+    if is_packed:
+        from gpuledger_collector.storage.telemetry import archive  # needs numpy, which most folds do without
+
+        if archive.unpack_hours(connection, hours):
+            # A sample that was delivered again after its day was packed is in both tables: UNION keeps it once.
+            packed = "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM packed_sample)"
+            source = packed.format(*bounds)
     # Means per minute. 236 are the reasons that slow clocks down: power cap, slowdowns by hardware and heat, power
-    # brake.
+    # brake. Minutes of the hour that have not changed are not written again.
     connection.execute(
         f"""
-        INSERT INTO gpu_minute AS old (accelerator_id, minute_ms, samples, utilization_ratio, sm_active_ratio,
-            tensor_active_ratio, dram_active_ratio, memory_used_bytes, power_watts, temperature_celsius, zero_ratio,
-            memory_copy_ratio, sm_clock_hertz, slowed_ratio, processes)
+        INSERT INTO gpu_minute AS old (accelerator_id, minute_ms, {", ".join(_COLUMNS)})
         SELECT s.accelerator_id, s.at_ms - s.at_ms %% 60000 AS minute_ms, count(*),
             avg(s.gpu_utilization_ratio), avg(s.gpu_sm_active_ratio), avg(s.gpu_tensor_active_ratio),
             avg(s.gpu_dram_active_ratio), avg(s.gpu_memory_used_bytes), avg(s.gpu_power_watts),
@@ -50,14 +83,9 @@ def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -
         WHERE s.at_ms >= %s AND s.at_ms < %s
         GROUP BY 1, 2
         ON CONFLICT (accelerator_id, minute_ms) DO UPDATE SET
-            samples = excluded.samples, utilization_ratio = excluded.utilization_ratio,
-            sm_active_ratio = excluded.sm_active_ratio, tensor_active_ratio = excluded.tensor_active_ratio,
-            dram_active_ratio = excluded.dram_active_ratio, memory_used_bytes = excluded.memory_used_bytes,
-            power_watts = excluded.power_watts, temperature_celsius = excluded.temperature_celsius,
-            zero_ratio = excluded.zero_ratio, memory_copy_ratio = excluded.memory_copy_ratio,
-            sm_clock_hertz = excluded.sm_clock_hertz, slowed_ratio = excluded.slowed_ratio,
-            processes = excluded.processes
-        """,
+            {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)}
+            WHERE ({_of("old")}) IS DISTINCT FROM ({_of("excluded")})
+        """.encode(),
         ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
     )
 
