@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.node_costs import NodeCost, node_hours
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.rating import ImportedUsage, adjustment_charges, capacity_cost
+from gpuledger_collector.accounting.rating import CapacityCost, ImportedUsage, adjustment_charges, capacity_cost
 from gpuledger_collector.accounting.reconciliation import PARTS, ChargedState, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, node_places, placed
@@ -140,9 +140,14 @@ class _Again:
             self._commitments, day, until_ms, self._placements, self._imported(day, until_ms), self._book
         )
         sums = Sums()
+        costs: dict[object, CapacityCost] = {}
         for key, placement, present in placed(self._placements, day):
-            cost = capacity_cost(placement.accelerator, day, present, self._book, until_ms, coverage.of(key))
-            sums.add(cost.capacity_ns, cost.cost)
+            place, covered = placement.accelerator, coverage.of(key)
+            # As in rating, accelerators that cost the same are computed once.
+            alike = (place.gpu_micro, place.pool, place.gpu_model, place.node, *present)
+            if covered is not None or alike not in costs:
+                costs[alike] = capacity_cost(place, day, present, self._book, until_ms, covered)
+            sums.add(costs[alike].capacity_ns, costs[alike].cost)
         for hour in node_hours(node_places(self._placements, day), self._node_costs_on(day), day, until_ms):
             sums.add(0, {hour.cost.currency: hour.micro})
         # `capacity_cost` leaves out what is covered, so the commitments' cost is added, less what they pay for imported
