@@ -69,7 +69,7 @@ def find_idle(database: Database, now_ms: int) -> int:
             # Windows end at midnight where they can, so that a repeated run cuts them in the same places.
             end_ms = min(until_ms, start_ms // DAY_MS * DAY_MS + days * DAY_MS)
             # Findings and progress in one transaction: an interrupted window is searched again from its start.
-            count += _Window(connection, start_ms, end_ms).search()
+            count += _Window(connection, start_ms, end_ms, first_ms).search()
             findings.set_progress(connection, KIND, end_ms)
             if late_ms is not None:
                 findings.clear_late_evidence(connection, KIND, late_ms)
@@ -80,10 +80,15 @@ def find_idle(database: Database, now_ms: int) -> int:
 class _Window:
     """The minutes from a full hour to an end, with their context before it."""
 
-    def __init__(self, connection: Connection, start_ms: int, end_ms: int) -> None:
+    def __init__(self, connection: Connection, start_ms: int, end_ms: int, first_ms: int) -> None:
         self._connection = connection
         self._start_ms, self._end_ms = start_ms, end_ms
         self._from_ms = start_ms - CONTEXT_MS
+        # A fleet that is younger than the context has none of it to look at before its first evidence.
+        self._is_whole = first_ms <= self._from_ms
+        if not self._is_whole:
+            first_ms = min(start_ms, first_ms, minute_rollup.first_interval(connection, self._from_ms) or first_ms)
+            self._from_ms = max(self._from_ms, first_ms // HOUR_MS * HOUR_MS)
         self._book = price_book.current(connection)
         # A finding may have begun long before the window; its cost is cut at every change of a rate since.
         self._cuts = self._book.cuts(Period(self._from_ms - 90 * DAY_MS, end_ms))
@@ -193,7 +198,8 @@ class _Window:
         """Add whether the holder used the accelerator before the first minute: then it is not `never used`."""
         # Asked only for accelerators that never worked within the window: for the others the answer does not matter.
         still = ~(minutes.activity() > IDLE_RULES.idle_at_most).any(axis=1) & (minutes.holder[:, 0] != NOBODY)
-        rows = np.flatnonzero(still).tolist()
+        # Before a context that was cut there is no evidence.
+        rows = np.flatnonzero(still).tolist() if self._is_whole else []
         pairs = [(accelerators[row].accelerator_id, int(minutes.holder[row, 0])) for row in rows]
         used = minute_rollup.used_before(self._connection, self._from_ms, pairs)
         used_before = np.zeros(len(accelerators), dtype=bool)

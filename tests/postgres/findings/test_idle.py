@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.storage.telemetry import minutes as minute_rollup
 
 
 def dump(fleet: Fleet) -> list[tuple[object, ...]]:
@@ -194,3 +195,30 @@ def test_a_job_whose_process_has_ended_has_gone_idle_and_was_not_never_used(flee
         ("GPU-0001", "gone_idle", 6 * HOUR),
         ("GPU-0003", "never_used", 0),
     ]
+
+
+def test_hours_without_any_evidence_are_left_out(fleet, findings, monkeypatch) -> None:
+    """A search right after a fleet's first day gives what it would with the hours before, in which nothing was."""
+    for number in (1, 2, 3, 4):
+        fleet.capacity(number, 0)
+    # A fault and a holder that are older than the first sample, and a job that holds on from before the context.
+    fleet.evidence([Held(1, None, 2 * HOUR, 5 * HOUR + 7 * MINUTE, state="unavailable"), Held(2, 1, HOUR, 8 * HOUR)])
+    fleet.evidence([Held(3, 2, 4 * HOUR, 8 * HOUR), Held(4, None, 5 * HOUR, 8 * HOUR, state="unallocated")])
+    for number in (2, 3, 4):
+        minutes(fleet, number, 4 * HOUR + 11 * MINUTE, 8 * HOUR, 0.0, processes=int(number == 3))
+    cut = []
+    first_interval = minute_rollup.first_interval
+
+    def noted(connection, since_ms):
+        cut.append(first_interval(connection, since_ms))
+        return cut[-1]
+
+    monkeypatch.setattr(minute_rollup, "first_interval", noted)
+    find_idle(findings, OCTOBER + 8 * HOUR)
+    assert cut == [OCTOBER + HOUR]
+    made = dump(fleet)
+    assert {row[1] for row in made} >= {"faulty", "never_used", "unallocated"}
+    fleet.connection.execute("TRUNCATE finding, finding_progress")
+    monkeypatch.setattr(minute_rollup, "first_interval", lambda connection, since_ms: since_ms)
+    find_idle(findings, OCTOBER + 8 * HOUR)
+    assert dump(fleet) == made

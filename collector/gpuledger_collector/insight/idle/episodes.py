@@ -59,10 +59,13 @@ def idle_episodes(
 ) -> list[IdleEpisode]:
     """Return every episode of a shown state, by accelerator and time; gaps up to BRIDGED minutes are crossed."""
     episodes: list[IdleEpisode] = []
-    for row, states in enumerate(_bridged(classified.state)):
+    bridged = _bridged(classified.state)
+    # Most accelerators of a fleet work: only rows in which a shown state occurs are cut into runs.
+    for row in np.flatnonzero(np.isin(bridged, SHOWN).any(axis=1)).tolist():
+        states = bridged[row]
         edges = np.flatnonzero(np.diff(states)) + 1
         for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(states)], strict=True):
-            if states[start] not in SHOWN:
+            if int(states[start]) not in SHOWN:
                 continue
             episode = _episode(minutes, classified, curve, row, start, stop)
             last = episodes[-1] if episodes else None

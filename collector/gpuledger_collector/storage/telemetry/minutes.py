@@ -47,11 +47,13 @@ def _by_accelerator(rows: Sequence[tuple[int, bytes]], packed: list[tuple[str, s
     """Records that were packed into one value for each accelerator, in this machine's byte order."""
     import numpy as np  # imported here because reports use this module without it
 
-    parts = [np.frombuffer(row[1], dtype=packed) for row in rows]
+    records = np.frombuffer(b"".join(row[1] for row in rows), dtype=packed)
     columns = [("accelerator_id", "<i8"), *((name, kind.replace(">", "<")) for name, kind in packed)]
-    table = np.empty(sum(len(part) for part in parts), dtype=columns)
-    table["accelerator_id"] = np.repeat([row[0] for row in rows], [len(part) for part in parts])
-    records = np.concatenate(parts) if parts else np.empty(0, dtype=packed)
+    table = np.empty(len(records), dtype=columns)
+    ids, lengths = (
+        np.array([(row[0], len(row[1]) // records.itemsize) for row in rows], dtype=np.int64).reshape(-1, 2).T
+    )
+    table["accelerator_id"] = np.repeat(ids, lengths)
     for name, _ in packed:
         table[name] = records[name]
     return table
@@ -116,6 +118,15 @@ def minute_range(connection: Connection) -> tuple[int, int] | None:
     query = _END if has_citus(connection) else _END_BY_KEY
     ends = [row[0] for end in ("min", "max") for row in connection.execute(query.format(end=end).encode())]
     return None if ends[0] is None else (int(ends[0]), int(ends[1]))
+
+
+def first_interval(connection: Connection, since_ms: int) -> int | None:
+    """Start of the first usage interval that ends after an instant (unix ms); None when there is none."""
+    row = connection.execute(
+        "SELECT min(start_ms) FROM usage_interval WHERE end_ms > %s AND start_ms >= %s AND state <> 'present'",
+        (since_ms, since_ms - 86_400_000),
+    ).fetchone()
+    return None if row is None else row[0]
 
 
 def expired_before(connection: Connection) -> int:
