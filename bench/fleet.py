@@ -34,7 +34,7 @@ import psycopg
 
 from bench._posting import Link, Sent, request
 from bench.ingest import GPUS, ROWS, Node, machine, tree_seconds
-from bench.rating import HOUR_OF_EVIDENCE, run, timed
+from bench.rating import run, timed
 from bench.remote_write import children
 from bench.startup import FINE, resident_mib
 
@@ -59,6 +59,15 @@ QUESTIONS = (
     ("doctor",),
 )
 PAGES = ("/", "/metrics", "/readyz")
+HOUR_OF_EVIDENCE = """
+UPDATE capacity SET in_ms = least(in_ms, %(start)s);
+INSERT INTO usage_interval SELECT c.accelerator_id, w.id, 'held', m, m + 60000, 60000, 45000, 15000, 0, 25000000,
+    c.node_id, '00000000-0000-4000-8000-000000000001', (m / 60000) %% 100000, 0
+    FROM generate_series(%(start)s, %(start)s + 3599999, 60000) m, capacity c
+    JOIN workload w ON w.id = 1 + c.accelerator_id %% (SELECT count(*) FROM workload) ORDER BY m, c.node_id;
+INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT accelerator_id, %(start)s FROM capacity;
+"""
+"""A usage interval a minute of every accelerator, in the order in which agents would have sent them."""
 
 
 @dataclass(slots=True)
@@ -195,7 +204,7 @@ def stored_once(dsn: str, acknowledged: int) -> bool:
     return batches >= acknowledged and rows == distinct == batches * ROWS
 
 
-def an_hour(collector: CollectorProcess, gpus: int) -> None:
+def an_hour(collector: CollectorProcess) -> None:
     """Print what folding and rating one more whole hour costs: first what the posts left, then the hour."""
     now_ms = int(time.time() * 1000)
     hour_ms = now_ms - now_ms % HOUR_MS - 3 * HOUR_MS
@@ -208,6 +217,7 @@ def an_hour(collector: CollectorProcess, gpus: int) -> None:
     def step(name: str, call: Callable[[], object]) -> None:
         before = tree_seconds(collector.postmaster())
         wall, own = timed(call)
+        time.sleep(1.0)  # until the CPU of a session that has ended counts with its parent
         used = tree_seconds(collector.postmaster()) - before
         peak = resident_mib(os.getpid(), "VmHWM")
         print(f"| {name} | {wall:.1f} | {own:.1f} | {used:.1f} | {peak:.0f} |", flush=True)
@@ -215,7 +225,7 @@ def an_hour(collector: CollectorProcess, gpus: int) -> None:
     step("fold and rate what the posts left", lambda: refresh(database, day, now_ms))
     with psycopg.connect(collector.admin_dsn(), autocommit=True) as connection:
         partitions.ensure(connection, "usage_interval", [hour_ms - hour_ms % DAY_MS])
-        step("write an hour of evidence", lambda: run(connection, HOUR_OF_EVIDENCE, {"gpus": gpus, "start": hour_ms}))
+        step("write an hour of evidence", lambda: run(connection, HOUR_OF_EVIDENCE, {"start": hour_ms}))
     step("fold and rate that hour", lambda: refresh(database, day, now_ms))
 
 
@@ -253,7 +263,7 @@ def main() -> int:
         collector.environment["GPULEDGER_JOBS"] = "false"
         collector.start()
         collector.wait_ready()
-        an_hour(collector, given.nodes * GPUS)
+        an_hour(collector)
         questions(collector)
     finally:
         if collector.process is not None and collector.process.poll() is None:
