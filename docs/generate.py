@@ -85,6 +85,8 @@ def schema_page() -> str:
 
     parts = ["# Tables\n", NOTICE, (sys.modules["gpuledger_collector.storage.schema"].__doc__ or "").strip() + "\n"]
     for declared in metadata.sorted_tables:
+        if declared.dialect_options["postgresql"]["inherits"] is not None:
+            continue  # a part of the table that it inherits from
         rows = [
             [
                 f"`{column.name}`",

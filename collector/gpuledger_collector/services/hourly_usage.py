@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.pricing import PriceBook
@@ -22,6 +23,8 @@ from gpuledger_collector.accounting.usage import (
 )
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.billing import adjustments
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import claims, inventory, rated_days, usage, zones
 from gpuledger_collector.storage.ledger.rows import CapacityRow, EvidenceSum, RecomputeRequest
@@ -41,16 +44,47 @@ def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[
     `stopping` is called before each batch of requests: True leaves the rest to the next run. A read replica leaves all
     of it to the primary.
     """
+    if database.standby:
+        return 0
+    with database.transaction(read_only=True) as connection:
+        days = _days_of(usage.requested_hours(connection, period), zones.calendar(connection))
     folded = 0
-    while not (database.standby or stopping()):
-        with database.transaction(Lock.LEDGER) as connection:
-            # Requests are read and removed in the transaction that folds them: one that is interrupted leaves them all.
-            requests = usage.recompute_requests(connection, period, BATCH)
-            folded += fold_requested(connection, requests)
+    for day_ms in sorted(days):
+        count = BATCH
         # Fewer than asked for: none was left. Those that came meanwhile wait for the next run, so this loop ends.
-        if len(requests) < BATCH:
-            break
+        while count == BATCH and not stopping():
+            with ledger_day(database, day_ms) as (_, day), database.transaction(one_snapshot=True) as connection:
+                # Requests are read and removed in the transaction that folds them: one that is interrupted leaves them
+                # all.
+                requests = usage.recompute_requests(connection, day, BATCH)
+                count = len(requests)
+                folded += fold_requested(connection, requests)
     return folded
+
+
+@contextmanager
+def ledger_day(database: Database, day_ms: int, *, in_order: bool = False) -> Iterator[tuple[Connection, Period]]:
+    """A transaction that holds the lock of a day of the bill, and the day: nobody else folds, rates or closes it.
+
+    Each of its statements sees what was committed before it. It holds the whole ledger's lock where that of the day is
+    not enough: an hour belongs to another day too, or days depend on each other (`in_order`) by a price of their month.
+    """
+    with database.transaction(locks.of_day(day_ms), one_snapshot=False) as connection:
+        calendar = zones.calendar(connection)
+        day = calendar.day_of(day_ms)
+        whole_hours = day.start_ms % HOUR_MS == day.end_ms % HOUR_MS == 0
+        if day.start_ms == day_ms and whole_hours and not (in_order and tiered_month(connection, calendar, day)):
+            yield connection, day
+            return
+    with database.transaction(Lock.LEDGER, one_snapshot=False) as connection:
+        yield connection, zones.calendar(connection).day_of(day_ms)
+
+
+def tiered_month(connection: Connection, calendar: Calendar, days: Period) -> bool:
+    """Whether a tier counts the hours of earlier days in the months of a period."""
+    first = calendar.month(calendar.month_of(days.start_ms))
+    last = calendar.month(calendar.month_of(days.end_ms - 1))
+    return adjustments.tiered_between(connection, calendar.date_of(first.start_ms), calendar.date_of(last.end_ms))
 
 
 def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest]) -> int:

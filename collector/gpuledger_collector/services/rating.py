@@ -8,6 +8,7 @@ many GPUs that were imported for it as mere counts.
 from __future__ import annotations
 
 import datetime as dt
+import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,8 +43,9 @@ from gpuledger_collector.accounting.rating import (
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
 from gpuledger_collector.accounting.usage import HourlyUsage, merged, rating_intervals
 from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, node_places, placed
-from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested
+from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested, ledger_day, tiered_month
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of, with_stranded
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import adjustments, commitments, node_costs, periods, reattributions
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import inventory, months, rated_days, reports, rules, usage, workloads, zones
@@ -58,6 +60,8 @@ TOGETHER_FROM = 256
 """Accelerators from which on rating them together is worth importing numpy."""
 OnDay = Callable[[int, int], None]
 """Called after each day with the number of days done and the number of all days."""
+WORKERS_FROM_S = 4.0
+"""Seconds of rating that are worth starting worker processes, which takes about one."""
 
 
 def rate_usage(
@@ -67,30 +71,76 @@ def rate_usage(
     on_day: OnDay | None = None,
     stopping: Callable[[], bool] = lambda: False,
     book_at_ms: int | None = None,
+    workers: int = 1,
 ) -> int:
     """Rate every day of the period that needs it, up to now, and add up months that are over; how many days were rated.
 
     `stopping` is asked before each day: True leaves the rest to the next run. Corrections of closed days are booked on
-    the day of `book_at_ms` (None: now), or the first open one after it.
+    the day of `book_at_ms` (None: now), or the first open one after it. With `workers`, days that would take long are
+    rated by as many processes.
     """
-    with database.transaction(Lock.LEDGER) as connection:
-        days = rated_days.days_to_rate(connection, _with_months_before(connection, period), now_ms)
-        month_missing = months.missing(connection, zones.calendar(connection), now_ms) is not None
-    # A transaction for each day: the ledger's lock is released between days, and an interrupted run loses one day at
-    # most.
+    days, independent, month_missing = _to_rate(database, period, now_ms)
+    started = time.monotonic()
+    # A transaction for each day: its lock is released between days, and an interrupted run loses one day at most.
     for done, day_ms in enumerate(days):
         if stopping():
             return done
-        with database.transaction(Lock.LEDGER) as connection:
-            rate_day(connection, day_ms, now_ms, book_at_ms)
+        seconds_left = (time.monotonic() - started) / max(done, 1) * (len(days) - done)
+        if done and independent and workers > 1 and seconds_left > WORKERS_FROM_S:
+            _rate_by_workers(database, days, done, workers, now_ms, book_at_ms, on_day)
+            break
+        rate_day(database, day_ms, now_ms, book_at_ms)
         if on_day is not None:
             on_day(done + 1, len(days))
-    # A month is added up in a transaction of its own: rating a day removes the sums of its month.
-    while (days or month_missing) and not stopping():
-        with database.transaction(Lock.LEDGER) as connection:
-            if not months.add_up(connection, lambda: zones.calendar(connection), now_ms):
-                break
+    while (days or month_missing) and not stopping() and _add_up_month(database, now_ms):
+        pass
     return len(days)
+
+
+def _to_rate(database: Database, period: Period, now_ms: int) -> tuple[Sequence[int], bool, bool]:
+    """The days of a period that need rating, whether they can be rated in any order, and whether a month is missing."""
+    with database.transaction(read_only=True) as connection:
+        calendar = zones.calendar(connection)
+        if not rated_days.misaligned(connection, calendar):
+            days = rated_days.days_to_rate(connection, _with_months_before(connection, period), now_ms)
+            independent = bool(days) and not tiered_month(connection, calendar, Period(days[0], days[-1] + 1))
+            return days, independent, months.missing(connection, calendar, now_ms) is not None
+    with database.transaction(Lock.LEDGER) as connection:
+        rated_days.align_requests(connection, zones.calendar(connection))
+    return _to_rate(database, period, now_ms)
+
+
+def _rate_by_workers(
+    database: Database,
+    days: Sequence[int],
+    done: int,
+    workers: int,
+    now_ms: int,
+    book_at_ms: int | None,
+    on_day: OnDay | None,
+) -> None:
+    # Imported here: a command that rates a few days starts no process.
+    from gpuledger_collector.services import rating_workers
+
+    with database.transaction() as connection:
+        months.forget(connection, days)
+    for count in rating_workers.rate_days(database, days[done:], workers, now_ms, book_at_ms):
+        if on_day is not None:
+            on_day(done + count, len(days))
+
+
+def _add_up_month(database: Database, now_ms: int) -> bool:
+    """Add up a month that is over, if one is missing: rating a day removes the sums of its month.
+
+    While another process holds the lock of a day it is left to the next run, which may be that one's.
+    """
+    with database.transaction(read_only=True) as connection:
+        if months.missing(connection, zones.calendar(connection), now_ms) is None:
+            return False
+    with database.transaction(one_snapshot=True) as connection:
+        if not locks.try_take(connection, Lock.LEDGER):
+            return False
+        return months.add_up(connection, lambda: zones.calendar(connection), now_ms)
 
 
 def _with_months_before(connection: Connection, period: Period) -> Period:
@@ -122,19 +172,34 @@ class DayUsage:
     """Charges of accelerators that were rated together, by the book that `usage_of` was given; they have no pieces."""
 
 
-def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
-    """Fold what is left to fold of a day, rate it and write it."""
-    day = zones.calendar(connection).day_of(day_ms)
-    # Under the same lock: a day is never rated from hours that wait to be folded.
-    fold_requested(connection, usage.recompute_requests(connection, day))
+def rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> None:
+    """Fold what is left to fold of a day, rate it and write it, unless another process just did."""
+    with ledger_day(database, day_ms, in_order=True) as (ledger, day):
+        # In a transaction of its own, which ends before the first row is written: it reads one snapshot, whereas the
+        # other one sees owners and months that raters of other days change meanwhile.
+        with database.transaction(one_snapshot=True) as evidence:
+            if not rated_days.due(evidence, day, now_ms):
+                return
+            # Under the same lock: a day is never rated from hours that wait to be folded.
+            fold_requested(evidence, usage.recompute_requests(evidence, day))
+            # Requests that arrive after this snapshot stay.
+            requests = rated_days.requests(evidence, day.start_ms)
+            rated = _rated(evidence, day, now_ms)
+        # Committed at once: a rater of another day that adds the same owners does not wait for the end of this one.
+        with database.transaction() as connection:
+            owners = rated_days.owner_ids(connection, rated.charges)
+        _request_later_days(ledger, day, rated.charges, now_ms)
+        _write(ledger, day, rated, owners, now_ms, now_ms if book_at_ms is None else book_at_ms)
+        rated_days.remove_requests(ledger, requests)
+
+
+def _rated(connection: Connection, day: Period, now_ms: int) -> RatedDay:
+    """The charges of a day with their sums and their conservation check."""
     book = book_of(connection)
     day_usage = usage_of(connection, day, now_ms, book=book)
     charges, capacities, commitment_costs = priced(day_usage, book)
     check = check_conservation(day, day_usage.until_ms, capacities, charges, commitment_costs)
-    rated = RatedDay(charges, summarize(charges), check)
-    _request_later_days(connection, day, charges, now_ms)
-    _write(connection, day, rated, now_ms, now_ms if book_at_ms is None else book_at_ms)
-    return rated
+    return RatedDay(charges, summarize(charges), check)
 
 
 def _volumes(connection: Connection, period: Period) -> dict[Place, int]:
@@ -346,16 +411,24 @@ def booking_day(connection: Connection, at_ms: int) -> int:
     )
 
 
-def _write(connection: Connection, day: Period, rated: RatedDay, now_ms: int, book_at_ms: int) -> None:
+def _write(
+    connection: Connection,
+    day: Period,
+    rated: RatedDay,
+    owners: Mapping[OwnerPath, int],
+    now_ms: int,
+    book_at_ms: int,
+) -> None:
     """The day as rated; of a day that is closed the difference to what was billed, booked in an open day."""
     closed = periods.closed(connection)
     # An open day is replaced; of a closed one only the difference is written.
     if not any(closed_period.period.clip(day) for closed_period in closed):
-        rated_days.replace_day(connection, day.start_ms, rated, now_ms)
+        rated_days.replace_day(connection, day.start_ms, rated, owners, now_ms)
         return
     # What was billed includes earlier corrections: a second late batch books only what it changes itself.
     lines = difference([line.charge for line in reports.billed(connection, day.start_ms)], rated.charges)
-    rated_days.correct_day(connection, rated, lines, booking_day(connection, book_at_ms), now_ms)
+    owners = rated_days.owner_ids(connection, lines)
+    rated_days.correct_day(connection, rated, lines, owners, booking_day(connection, book_at_ms), now_ms)
 
 
 def _rated_until(connection: Connection, day: Period, now_ms: int) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import OnDay, booking_day, rate_usage
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.locks import Lock
+
+MOST_WORKERS = 4
+"""Processes of one command that rate days; each takes memory for a day and three connections."""
 
 
 def refresh(
@@ -22,18 +26,19 @@ def refresh(
     if database.standby:
         return 0
     whole = Period(min(day.start_ms for day in period.days()), period.end_ms)
+    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     rated = 0
     for closed in _to_correct(database, whole, now_ms if book_at_ms is None else book_at_ms):
         fold_usage(database, closed)
-        rated += rate_usage(database, now_ms, closed, on_day, book_at_ms=book_at_ms)
+        rated += rate_usage(database, now_ms, closed, on_day, book_at_ms=book_at_ms, workers=workers)
     # Closed months first: their corrections are booked on days of this period.
     fold_usage(database, whole)
-    return rated + rate_usage(database, now_ms, whole, on_day)
+    return rated + rate_usage(database, now_ms, whole, on_day, workers=workers)
 
 
 def _to_correct(database: Database, period: Period, book_at_ms: int) -> list[Period]:
     """Closed months with days to fold or rate again, where what changes them is booked in the period: one query."""
-    with database.transaction(Lock.LEDGER) as connection:
+    with database.transaction(read_only=True) as connection:
         marked = periods.marked(connection)
         if not marked:
             return []

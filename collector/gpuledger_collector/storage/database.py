@@ -109,17 +109,21 @@ class Database:
             raise unreachable(error) from error
 
     @contextmanager
-    def transaction(self, *needed_locks: Lock, read_only: bool = False, dry_run: bool = False) -> Iterator[Connection]:
+    def transaction(
+        self, *needed_locks: str, read_only: bool = False, dry_run: bool = False, one_snapshot: bool | None = None
+    ) -> Iterator[Connection]:
         """Run one transaction on a connection of its own: commit at the end, roll back when the block raises.
 
         With locks, and when `read_only`, all statements see one snapshot (REPEATABLE READ), taken once the locks are
-        held; otherwise each statement sees what was committed before it. `dry_run` always rolls back. A read replica
-        has no locks: what the primary has committed by then is one snapshot there. Raises ServerUnavailable.
+        held; otherwise each statement sees what was committed before it. `one_snapshot` says which, if given. `dry_run`
+        always rolls back. A read replica has no locks: what the primary has committed by then is one snapshot there.
+        Raises ServerUnavailable.
         """
+        if one_snapshot is None:
+            one_snapshot = bool(needed_locks) or read_only
         with self._session() as connection:
             # The snapshot is taken by the first statement after the locks (LOCK TABLE takes none), so it includes
             # whatever the previous holder has committed.
-            one_snapshot = bool(needed_locks) or read_only
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if one_snapshot else None
             connection.read_only = read_only or None  # None leaves the server's own default
             with connection.transaction(force_rollback=dry_run):

@@ -6,6 +6,10 @@ conflicts with no lock that a reader can hold, not even with the ROW EXCLUSIVE t
 Requesting a stronger lock (CREATE RULE waits for one before it checks rights) only delays others; `reader_watch` ends
 such sessions.
 
+The ledger's lock has parts, tables that inherit from it: LOCK TABLE of the ledger's takes all of them, and a day is
+rated or folded under one alone. So days are rated at the same time, each in one process, and nobody who takes the
+ledger's lock meets a day that is half rated.
+
 LOCK TABLE takes no snapshot, so a REPEATABLE READ transaction that begins with it sees what the previous holder
 committed. It assigns no transaction id either: a lock that is held for days delays no vacuum.
 """
@@ -18,6 +22,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
+
+from gpuledger_collector.accounting.period import DAY_MS
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -51,19 +57,42 @@ ABOUT = "Held by the session that does this alone; has no rows."
 """What the database says of each of them."""
 
 
-def statement(lock: Lock) -> str:
+LEDGER_PARTS = tuple(f"{Lock.LEDGER}_{number:02}" for number in range(32))
+"""The parts of the ledger's lock: more than a month has days, so that no two of its days have one in common."""
+
+
+def of_day(day_ms: int) -> str:
+    """The part of the ledger's lock under which the day that begins at an instant is rated.
+
+    A transaction takes one part at most: with two, and with the ledger's, it could wait for one that waits for it.
+    """
+    return LEDGER_PARTS[day_ms // DAY_MS % len(LEDGER_PARTS)]
+
+
+def statement(lock: str) -> str:
     """The SQL that takes a lock until the end of the transaction."""
-    return f"LOCK TABLE {lock.value} IN SHARE UPDATE EXCLUSIVE MODE"
+    return f"LOCK TABLE {lock} IN SHARE UPDATE EXCLUSIVE MODE"
 
 
-def take(connection: Connection, *locks: Lock) -> None:
+def take(connection: Connection, *locks: str) -> None:
     """Wait for locks in this order and hold them until the end of the caller's transaction."""
     for lock in locks:
         connection.execute(statement(lock))
 
 
+def try_take(connection: Connection, lock: Lock) -> bool:
+    """Take a lock until the end of the caller's transaction without waiting; return False when another holds it."""
+    try:
+        # In a savepoint of its own: a failed lock must not end the transaction.
+        with connection.transaction():
+            connection.execute(f"{statement(lock)} NOWAIT")
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
+
+
 @contextmanager
-def snapshot(connection: Connection, *locks: Lock) -> Iterator[None]:
+def snapshot(connection: Connection, *locks: str) -> Iterator[None]:
     """Begin a REPEATABLE READ transaction, whose snapshot follows the locks; `connection` is in autocommit."""
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with connection.transaction():

@@ -323,7 +323,9 @@ def test_nothing_is_folded_or_rated_again_where_nothing_came_late(furnished, run
     run("close", "--period", "2025-10")
     units = []
     opened = Database.transaction
-    monkeypatch.setattr(Database, "transaction", lambda self, *more: units.append(1) or opened(self, *more))
+    monkeypatch.setattr(
+        Database, "transaction", lambda self, *more, **options: units.append(1) or opened(self, *more, **options)
+    )
     later = Period(month("2025-10").end_ms, month("2025-11").end_ms)
     refresh(ledger, later, NOW_MS)
     assert len(units) == 3

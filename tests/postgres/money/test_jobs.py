@@ -105,8 +105,8 @@ class Stopping:
         self.database, self.steps, self.late = database, steps, late
 
     @contextmanager
-    def transaction(self, *needed_locks):
-        with self.database.transaction(*needed_locks) as connection:
+    def transaction(self, *needed_locks, **options):
+        with self.database.transaction(*needed_locks, **options) as connection:
             yield _StoppingConnection(connection, self)
 
 

@@ -10,7 +10,7 @@ summed under the ledger lock, in a snapshot taken when no transaction is writing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg
 
@@ -77,6 +77,14 @@ def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int
         {"start": month.start_ms, "end": month.end_ms},
     )
     return True
+
+
+def forget(connection: Connection, days_ms: Sequence[int]) -> None:
+    """Delete the sums of months whose days are about to be rated: transactions that do so at once would wait here."""
+    connection.execute(
+        "DELETE FROM ledger_month m USING unnest(%s::bigint[]) AS d WHERE d >= m.start_ms AND d < m.end_ms",
+        (days_ms,),
+    )
 
 
 def _over(calendar: Calendar, since_ms: int, now_ms: int) -> list[Period]:

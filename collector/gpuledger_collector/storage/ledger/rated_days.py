@@ -42,7 +42,7 @@ def request_recompute_of_rated(connection: Connection, period: Period) -> None:
 
 def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequence[int]:
     """List days that were requested, and days with capacity, a commitment or imported usage that lack a check up to
-    their end (or now).
+    their end (or now). Requests are those for days of the bill (`align_requests`).
     """
     calendar = zones.calendar(connection)
     first = connection.execute(
@@ -53,9 +53,6 @@ def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequenc
     end_ms = min(period.end_ms, now_ms)
     if first is None or first[0] is None or max(period.start_ms, first[0]) >= end_ms:
         return []
-    # Requests name UTC days; where days of the bill begin elsewhere, they are translated first.
-    if not calendar.is_utc:
-        _align_requests(connection, calendar)
     start_ms = calendar.day_of(max(period.start_ms, first[0])).start_ms
     # Bounds of each day, because a day has 23 or 25 hours where clocks change.
     starts = [day.start_ms for day in calendar.days(Period(start_ms, end_ms))]
@@ -79,8 +76,33 @@ def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequenc
     return [int(row[0]) for row in rows]
 
 
-def _align_requests(connection: Connection, calendar: Calendar) -> None:
-    """Turn requests for UTC days (imports, prices, rules) into requests for the days of the bill that they touch."""
+def due(connection: Connection, day: Period, now_ms: int) -> bool:
+    """Whether a day is still requested, or lacks a check up to its end (or now): another process may have rated it."""
+    return (
+        connection.execute(
+            "SELECT FROM day_recompute WHERE day_ms = %(day)s UNION ALL SELECT WHERE NOT EXISTS (SELECT FROM "
+            "conservation_check WHERE day_ms = %(day)s AND until_ms >= %(until)s) LIMIT 1",
+            {"day": day.start_ms, "until": min(day.end_ms, now_ms)},
+        ).fetchone()
+        is not None
+    )
+
+
+def requests(connection: Connection, day_ms: int) -> list[int]:
+    """The ids of the requests to rate a day."""
+    return [row[0] for row in connection.execute("SELECT id FROM day_recompute WHERE day_ms = %s", (day_ms,))]
+
+
+def misaligned(connection: Connection, calendar: Calendar) -> bool:
+    """Whether a request names a UTC day (imports, prices, rules do) where days of the bill begin elsewhere."""
+    if calendar.is_utc:
+        return False
+    marks = connection.execute("SELECT DISTINCT day_ms FROM day_recompute").fetchall()
+    return any(calendar.day_of(mark).start_ms != mark for (mark,) in marks)
+
+
+def align_requests(connection: Connection, calendar: Calendar) -> None:
+    """Turn requests for UTC days into requests for the days of the bill that they touch; under the ledger's lock."""
     marks = [int(row[0]) for row in connection.execute("SELECT DISTINCT day_ms FROM day_recompute")]
     known = set(marks)
     missing: set[int] = set()
@@ -99,12 +121,17 @@ def _align_requests(connection: Connection, calendar: Calendar) -> None:
         connection.execute("DELETE FROM day_recompute WHERE day_ms = ANY(%s)", (foreign,))
 
 
-def replace_day(connection: Connection, day_ms: int, rated: RatedDay, now_ms: int) -> None:
-    """Replace the charges, ledger lines and check of a day, and remove the requests for it that this snapshot shows."""
-    # Requests that arrive during the transaction are not in its snapshot, so they survive the DELETE.
-    for table in ("charge", "ledger_day", "conservation_check", "day_recompute"):
+def remove_requests(connection: Connection, ids: Sequence[int]) -> None:
+    """Remove exactly these requests to rate a day: those that arrived since they were read stay."""
+    connection.execute("DELETE FROM day_recompute WHERE id = ANY(%s)", (ids,))
+
+
+def replace_day(
+    connection: Connection, day_ms: int, rated: RatedDay, owners: Mapping[OwnerPath, int], now_ms: int
+) -> None:
+    """Replace the charges, ledger lines and check of a day; `owners` are the ids of its owners."""
+    for table in ("charge", "ledger_day", "conservation_check"):
         connection.execute(f"DELETE FROM {table} WHERE day_ms = %s", (day_ms,))
-    owners = _owner_ids(connection, {charge.owner for charge in rated.charges if charge.owner is not None})
     with connection.cursor().copy(f"COPY charge ({_CHARGE_COLUMNS}) FROM STDIN") as copy:
         for charge in rated.charges:
             copy.write_row(_charge_cells(charge, owners))
@@ -115,16 +142,19 @@ def replace_day(connection: Connection, day_ms: int, rated: RatedDay, now_ms: in
 
 
 def correct_day(
-    connection: Connection, rated: RatedDay, lines: Sequence[Charge], booked_day_ms: int, now_ms: int
+    connection: Connection,
+    rated: RatedDay,
+    lines: Sequence[Charge],
+    owners: Mapping[OwnerPath, int],
+    booked_day_ms: int,
+    now_ms: int,
 ) -> None:
-    """Book corrections of a closed day, store the new check next to the sealed one, and remove its requests."""
+    """Book corrections of a closed day, and store the new check next to the sealed one."""
     day_ms = rated.check.day_ms
-    owners = _owner_ids(connection, {charge.owner for charge in lines if charge.owner is not None})
     columns = f"booked_day_ms, recorded_ms, {_CHARGE_COLUMNS}"
     with connection.cursor().copy(f"COPY correction ({columns}) FROM STDIN") as copy:
         for charge in lines:
             copy.write_row((booked_day_ms, now_ms, *_charge_cells(charge, owners)))
-    connection.execute("DELETE FROM day_recompute WHERE day_ms = %s", (day_ms,))
     # Without a difference to what was billed, the stored check still holds.
     if lines:
         connection.execute("DELETE FROM corrected_day WHERE day_ms = %s", (day_ms,))
@@ -132,7 +162,12 @@ def correct_day(
         _insert_check(connection, "corrected_day", rated.check, at)
 
 
-def _owner_ids(connection: Connection, owners: set[OwnerPath]) -> dict[OwnerPath, int]:
+def owner_ids(connection: Connection, charges: Iterable[Charge]) -> dict[OwnerPath, int]:
+    """The ids of the owners of charges; new ones are added, which `connection` had better commit at once.
+
+    Each of its statements must see what others have committed, since they may add the same owners meanwhile.
+    """
+    owners = {charge.owner for charge in charges if charge.owner is not None}
     known = _known_owner_ids(connection, owners)
     new = owners - known.keys()
     if new:

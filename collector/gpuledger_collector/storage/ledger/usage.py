@@ -19,15 +19,27 @@ _USAGE_INTERVAL = f"""accelerator_id, workload_id, state, start_ms, end_ms, held
     node_id, epoch::text, seq, record, coalesce(n.name, ''), {_ATTRIBUTES}"""
 
 
+_REQUESTED = """hour_ms >= %s AND hour_ms < %s
+    AND NOT EXISTS (SELECT FROM expired_day WHERE hour_ms >= day_ms AND hour_ms < day_ms + 172800000)"""
+
+
 def recompute_requests(connection: Connection, period: Period, limit: int | None = None) -> list[RecomputeRequest]:
     """List requested hours of the period, by hour and accelerator, except those whose evidence has expired."""
     rows = connection.execute(
-        "SELECT id, accelerator_id, hour_ms FROM hour_recompute WHERE hour_ms >= %s AND hour_ms < %s "
-        "AND NOT EXISTS (SELECT FROM expired_day WHERE hour_ms >= day_ms AND hour_ms < day_ms + 172800000) "
+        f"SELECT id, accelerator_id, hour_ms FROM hour_recompute WHERE {_REQUESTED} "
         "ORDER BY hour_ms, accelerator_id, id LIMIT %s",
         (period.start_ms - HOUR_MS + 1, period.end_ms, limit),
     )
     return [RecomputeRequest(*row) for row in rows]
+
+
+def requested_hours(connection: Connection, period: Period) -> list[int]:
+    """List the hours of the period with a recompute request, except those whose evidence has expired."""
+    rows = connection.execute(
+        f"SELECT DISTINCT hour_ms FROM hour_recompute WHERE {_REQUESTED}",
+        (period.start_ms - HOUR_MS + 1, period.end_ms),
+    )
+    return [row[0] for row in rows]
 
 
 def remove_recompute_requests(connection: Connection, ids: Iterable[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-from gpuledger_collector.storage.locks import ABOUT, Lock
+from gpuledger_collector.storage.locks import ABOUT, LEDGER_PARTS, Lock
 from gpuledger_collector.storage.schema.columns import (
     BIG,
     INSTANT,
@@ -61,3 +61,5 @@ table(
 
 for lock in Lock:
     table(lock.value, ABOUT)
+for part in LEDGER_PARTS:
+    table(part, ABOUT, postgresql_inherits=Lock.LEDGER.value)
