@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 from typing import TextIO
 
 from gpuledger_collector.accounting.adjustments import CREDIT, TRUE_UP, Adjustment
@@ -31,7 +32,7 @@ from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.locations import NOWHERE, Locations, PoolLocation
 from gpuledger_collector.accounting.money import MICRO, minor_digits, rate_nano, to_minor_units
 from gpuledger_collector.accounting.node_costs import NODE_COST, NodeCost
-from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
 from gpuledger_collector.accounting.providers import ProviderNames
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
@@ -132,6 +133,8 @@ class Book:
     notices: Mapping[str, Notices] = field(default_factory=dict)
     locations: Mapping[str, Locations] = field(default_factory=dict)
     invoices: dict[Key, FocusInvoice] = field(default_factory=dict)
+    terms: dict[tuple[object, ...], Row] = field(default_factory=dict)
+    """What Usage rows of the same kind have in common."""
     _months: dict[int, str] = field(default_factory=dict)
     """The month of each instant that was asked for: the starts of the days of charges."""
 
@@ -205,8 +208,7 @@ def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -
     """Rows as CSV: LF, quoted where needed, text cells made harmless for spreadsheets."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    for row in rows:
-        writer.writerow(escape_cells([row.get(name, "") for name in columns]))
+    writer.writerows(escape_cells(list(map(row.get, columns, repeat("")))) for row in rows)
 
 
 def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> Row:
@@ -217,10 +219,8 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     rate, listed = _unit_prices(charge)
     # A commitment's share is an amount, not a price: it is billed as it is.
     cost = hours * rate if charge.commitment is None else (charge.cost_micro or 0) * 10**12
-    rate_text, listed_text = _price_text(rate), _price_text(listed)
     unused = charge.state == COMMITMENT_UNUSED
     owner = billed_to(charge, level)
-    corrects = exported.booked_day_ms is not None
     billed = 0 if charge.commitment is not None else cost - hours * depreciation_nano(charge.price)
     # A correction is billed in the open month, while its charge period stays the day that it amends.
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
@@ -230,35 +230,59 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     invoice.borne.written += cost
     invoice.paid.micro += paid_micro(charge) or 0
     invoice.paid.written += billed
-    return {
+    # What many charges have in common is written once: all but quantities, costs, instants, resource and tags.
+    price = charge.price and (charge.price.id or charge.price)
+    of_what = (charge.pool, charge.gpu_model, charge.state, price, charge.currency, charge.commitment)
+    kind = (key[0], names, of_what, exported.booked_day_ms is not None)
+    terms = book.terms.get(kind)
+    if terms is None:
+        terms = book.terms[kind] = _usage_terms(exported, (rate, listed), names, book.notices.get(key[0], Notices()))
+    row = {
         **_common(key, invoice, level, issuer, book.closed),
-        "PublisherName": _name(names.publisher),
+        **terms,
         **_costs(cost, hours * rate, hours * listed, billed),
-        "ChargeCategory": "Usage",
-        "ChargeClass": "Correction" if corrects else "",
         "ChargeDescription": neutral(_description(exported)),
-        "ChargeFrequency": "Usage-Based",
         # FOCUS has whole seconds: outwards, so that the period never excludes consumed time.
-        "ChargePeriodStart": format_instant(charge.start_ms - charge.start_ms % 1000),
-        "ChargePeriodEnd": format_instant(-(-charge.end_ms // 1000) * 1000),
-        # FOCUS: what a commitment left unused was not consumed, and has no resource.
-        "ConsumedQuantity": "" if unused else fixed(charge.gpu_ns, 9),
-        "ConsumedUnit": "" if unused else "GPU-Seconds",
+        "ChargePeriodStart": _instant(charge.start_ms - charge.start_ms % 1000),
+        "ChargePeriodEnd": _instant(-(-charge.end_ms // 1000) * 1000),
+        "PricingQuantity": fixed(hours, 9),
+        **_place(_location(charge, book, booked_ms)),
+        "Tags": flat_json(_tags(exported, level, owner)),
+        **_measured(charge, cost),
+    }
+    if charge.commitment is not None:
+        row["CommitmentDiscountQuantity"] = row["PricingQuantity"]
+    # FOCUS: what a commitment left unused was not consumed, and has no resource.
+    if not unused:
+        row |= _resource(exported)
+        row["ConsumedQuantity"] = fixed(charge.gpu_ns, 9)
+    return row
+
+
+def _usage_terms(exported: ExportedCharge, unit_prices: tuple[int, int], names: ProviderNames, notices: Notices) -> Row:
+    """What the Usage rows of a month, provider, pool, model, state, price and commitment have in common."""
+    charge = exported.charge
+    rate_text, listed_text = (fixed(price, 9) for price in unit_prices)
+    return {
+        "PublisherName": neutral(names.publisher),
+        "ChargeCategory": "Usage",
+        "ChargeClass": "" if exported.booked_day_ms is None else "Correction",
+        "ChargeFrequency": "Usage-Based",
+        "ConsumedQuantity": "",
+        "ConsumedUnit": "" if charge.state == COMMITMENT_UNUSED else "GPU-Seconds",
         "ContractedUnitPrice": rate_text,
         "ListUnitPrice": listed_text,
-        "PricingQuantity": fixed(hours, 9),
         "PricingUnit": "GPU-Hours",
-        **_terms(charge, hours),
-        **_place(_location(charge, book, booked_ms)),
-        **({} if unused else _resource(exported)),
-        "SkuId": _name(charge.gpu_model or "GPU"),
+        **_terms(charge),
+        "SkuId": neutral(charge.gpu_model or "GPU"),
         "SkuMeter": "GPU time",
         "SkuPriceDetails": _price_details(charge.gpu_model, charge.pool),
-        "Tags": flat_json(_tags(exported, level, owner)),
         "PricingCurrencyContractedUnitPrice": rate_text,
         "PricingCurrencyListUnitPrice": listed_text,
-        **_measured(charge, cost),
-        "x_Notice": neutral(book.notices.get(key[0], Notices()).of(charge)),
+        "x_CostBasis": charge.state,
+        "x_GpuModel": neutral(charge.gpu_model),
+        "x_Pool": neutral(charge.pool),
+        "x_Notice": neutral(notices.of(charge)),
     }
 
 
@@ -301,7 +325,7 @@ def _node_share(exported: ExportedCharge, node_cost: NodeCost, level: str, issue
     for amount in (invoice.borne, invoice.paid):
         amount.micro += charge.cost_micro or 0
         amount.written += cost
-    rate_text, quantity = _price_text(rate), fixed(hours, 9)
+    rate_text, quantity = fixed(rate, 9), fixed(hours, 9)
     return {
         **_common(key, invoice, level, issuer, book.closed),
         "PublisherName": _name(names.publisher),
@@ -366,7 +390,7 @@ def _unit_prices(charge: Charge) -> tuple[int, int]:
     return rate, rate if price.list_rate is None else rate_nano(price.list_rate)
 
 
-def _terms(charge: Charge, hours: int) -> Row:
+def _terms(charge: Charge) -> Row:
     """How it is priced: by a rate of the price book, or by a commitment."""
     price, commitment = charge.price, charge.commitment
     terms: Row = {}
@@ -374,7 +398,7 @@ def _terms(charge: Charge, hours: int) -> Row:
     # A rate in another currency is not the price of this row.
     if price is not None and price.currency == charge.currency:
         terms["PricingCategory"] = CATEGORIES[price.purchase]
-        terms["SkuPriceId"] = f"{model}/{price.purchase}/{_date(price.effective_from_ms)}/{price.id}"
+        terms["SkuPriceId"] = f"{model}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}"
     if commitment is not None:
         terms["PricingCategory"] = "Committed"
         terms.setdefault("SkuPriceId", neutral(f"{model}/committed/{commitment.name}"))
@@ -382,7 +406,6 @@ def _terms(charge: Charge, hours: int) -> Row:
             "CommitmentDiscountCategory": "Usage",
             "CommitmentDiscountId": neutral(commitment.name),
             "CommitmentDiscountName": neutral(commitment.name),
-            "CommitmentDiscountQuantity": fixed(hours, 9),
             "CommitmentDiscountStatus": "Unused" if charge.state == COMMITMENT_UNUSED else "Used",
             "CommitmentDiscountType": "Reserved GPUs",
             "CommitmentDiscountUnit": "GPU-Hours",
@@ -519,11 +542,12 @@ def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed:
 def _costs(cost: int, contracted: int, list_cost: int, billed: int) -> Row:
     """The four costs and their twin, from units of 1e-18."""
     text = fixed(cost, 18)
+    # The four are mostly the same amount.
     return {
-        "BilledCost": fixed(billed, 18),
+        "BilledCost": text if billed == cost else fixed(billed, 18),
         "EffectiveCost": text,
-        "ContractedCost": fixed(contracted, 18),
-        "ListCost": fixed(list_cost, 18),
+        "ContractedCost": text if contracted == cost else fixed(contracted, 18),
+        "ListCost": text if list_cost == cost else fixed(list_cost, 18),
         "PricingCurrencyEffectiveCost": text,
     }
 
@@ -543,13 +567,21 @@ def _resource(exported: ExportedCharge) -> Row:
     if exported.accelerator_uuid is not None:
         stranded = exported.charge.state == STRANDED
         uuid = exported.device_uuid or exported.accelerator_uuid if stranded else exported.accelerator_uuid
-        kind = "MIG" if uuid.startswith("MIG-") else "GPU"
-        name = f"{exported.charge.node}/{uuid}" if exported.charge.node else uuid
-        return {"ResourceId": neutral(uuid), "ResourceName": neutral(name), "ResourceType": kind}
+        return _accelerator(uuid, exported.charge.node)
     return {
         "ResourceId": neutral(exported.workload_key or ""),
         "ResourceName": neutral(exported.workload_name or exported.workload_key or ""),
         "ResourceType": "GPU allocation",
+    }
+
+
+@lru_cache(maxsize=16384)
+def _accelerator(uuid: str, node: str) -> Row:
+    kind = "MIG" if uuid.startswith("MIG-") else "GPU"
+    return {
+        "ResourceId": neutral(uuid),
+        "ResourceName": neutral(f"{node}/{uuid}" if node else uuid),
+        "ResourceType": kind,
     }
 
 
@@ -560,7 +592,7 @@ def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
     # missing.
     tags = dict(exported.tags)
     if charge.owner is not None:
-        tags |= {name: value for name in LEVELS if (value := getattr(charge.owner, name))}
+        tags |= _levels(charge.owner)
     tags.setdefault(level, owner)
     if exported.user:
         tags.setdefault("user", exported.user)
@@ -572,20 +604,14 @@ def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
 def _measured(charge: Charge, cost: int) -> Row:
     """Our own columns: what was done with the time and its cost (units of 1e-18). Empty where nothing is known."""
     known = charge.state == HELD and charge.unknown_ns < charge.gpu_ns
-    idle_cost = charge.idle_cost_micro
-    if charge.state in WASTED_STATES:
-        waste = fixed(cost, 18)
-    else:
-        waste = "" if idle_cost is None or charge.state != HELD else fixed(idle_cost, 6)
+    idle_cost = "" if charge.idle_cost_micro is None else fixed(charge.idle_cost_micro, 6)
+    waste = fixed(cost, 18) if charge.state in WASTED_STATES else idle_cost if charge.state == HELD else ""
     return {
         "x_BusyGpuSeconds": fixed(charge.busy_ns, 9) if known else "",
         "x_HeldIdleGpuSeconds": fixed(charge.idle_ns, 9) if known else "",
         # A watt-hour is 3.6e6 millijoules; in millionths of one that is mJ x 10 / 36.
         "x_EnergyWh": "" if charge.energy_mj is None else fixed(round_half_even_div(charge.energy_mj * 10, 36), 6),
-        "x_CostBasis": charge.state,
-        "x_GpuModel": _name(charge.gpu_model),
-        "x_Pool": _name(charge.pool),
-        "x_HeldIdleCost": "" if idle_cost is None else fixed(idle_cost, 6),
+        "x_HeldIdleCost": idle_cost,
         "x_WasteCost": waste,
     }
 
@@ -659,6 +685,8 @@ def _adjusted(description: str, period: Period, cost: int, billed: int, level: s
 
 def fixed(units: int, digits: int) -> str:
     """An integer count of 10^-digits as plain decimal text with at least one place."""
+    if units == 0:
+        return "0.0"
     sign, magnitude = ("-", -units) if units < 0 else ("", units)
     text = str(magnitude).zfill(digits + 1)
     fraction = text[-digits:].rstrip("0") or "0"
@@ -673,12 +701,13 @@ def flat_json(tags: Mapping[str, str]) -> str:
 _quoted = json.encoder.encode_basestring
 # Regions, models, pools, providers and dates of prices are few, and on every row.
 _name = lru_cache(maxsize=4096)(neutral)
-_date = lru_cache(maxsize=4096)(format_date)
+_instant = lru_cache(maxsize=4096)(format_instant)
 
 
 @lru_cache(maxsize=4096)
-def _price_text(nano: int) -> str:
-    return fixed(nano, 9)
+def _levels(owner: OwnerPath) -> Mapping[str, str]:
+    """The levels of an owner that have a name."""
+    return {name: value for name in LEVELS if (value := getattr(owner, name))}
 
 
 @lru_cache(maxsize=4096)

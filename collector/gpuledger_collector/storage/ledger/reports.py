@@ -207,7 +207,6 @@ _PRICE = len(_CHARGE_COLUMNS)
 _OWNER = _PRICE + 4
 _NAMES = _OWNER + 1 + len(LEVELS)
 _ROWS_AT_ONCE = 5000
-_EXPORTED_NAMES = ("accelerator_uuid", "workload_key", "workload_name", "user", "tags", "booked_day_ms", "device_uuid")
 # Names come from the close of the period (`closed_workload`) where there was one, so that an export of a closed month
 # stays the same; the order is total, for the same reason.
 _EXPORTED = f"""
@@ -296,8 +295,17 @@ def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Itera
                 adjustment=adjusting.get(adjustment_id),
                 node_cost=of_nodes.get(node_cost_id),
             )
-            names = dict(zip(_EXPORTED_NAMES, row[_NAMES:], strict=True))
-            yield ExportedCharge(charge=charge, **names | {"tags": tags(names["tags"])})
+            uuid, workload_key, workload_name, user, tags_text, booked_day_ms, device_uuid = row[_NAMES:]
+            yield ExportedCharge(
+                charge=charge,
+                accelerator_uuid=uuid,
+                workload_key=workload_key,
+                workload_name=workload_name,
+                user=user,
+                tags=tags(tags_text),
+                booked_day_ms=booked_day_ms,
+                device_uuid=device_uuid,
+            )
 
 
 CHECK_COLUMNS = tuple(field.name for field in fields(ConservationCheck))
