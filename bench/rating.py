@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -76,11 +80,94 @@ def run(connection: psycopg.Connection, text: str, values: dict[str, int]) -> No
             connection.execute(psycopg.ClientCursor(connection).mogrify(statement, values))
 
 
+def own_seconds() -> float:
+    """Processor time of this process and of those that it started and that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
 def timed(call) -> tuple[float, float]:
-    """Seconds on the clock, and of this process's own processor time."""
-    wall, own = time.perf_counter(), time.process_time()
+    """Seconds on the clock, and of our own processor time."""
+    wall, own = time.perf_counter(), own_seconds()
     call()
-    return time.perf_counter() - wall, time.process_time() - own
+    return time.perf_counter() - wall, own_seconds() - own
+
+
+@dataclass
+class Bench:
+    """A month in a database of its own, and the steps that were measured: name, seconds, own core, goal."""
+
+    dsn: str
+    folder: Path
+    gpus: int
+    month_name: str
+    floor: float = 0.0
+    rows: list[tuple[str, float, float | None, str]] = field(default_factory=list)
+
+    @property
+    def period(self) -> Period:
+        """The month."""
+        return month(self.month_name)
+
+    def command(self, *words: str) -> None:
+        """Run a command of the product."""
+        subprocess.run(
+            [BIN / "gpuledger", *words],
+            check=True,
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "GPULEDGER_DSN": self.dsn},
+        )
+
+    def measure(self, step: str, goal: str, *words: str) -> None:
+        """Measure a command."""
+        self.rows.append((step, timed(lambda: self.command(*words))[0], None, goal))
+
+    def refresh(self, step: str, goal: str, period: Period, before: Callable[[], None] = lambda: None) -> None:
+        """Measure what a report does first, after something else; with our own processor time."""
+        earlier, _ = timed(before)
+        wall, own = timed(lambda: refresh(Database(self.dsn), period, int(time.time() * 1000)))
+        self.rows.append((step, earlier + wall, own, goal))
+
+    def seed(self, connection: psycopg.Connection) -> None:
+        """Write the usage, and measure the floor."""
+        values = {"gpus": self.gpus, "start": self.period.start_ms, "end": self.period.end_ms}
+        took, _ = timed(lambda: run(connection, SEED, values))
+        connection.execute("VACUUM ANALYZE")
+        used = connection.execute("SELECT count(*) FROM usage_hour").fetchone()[0]
+        print(f"{used:,} usage hours of {self.gpus} GPUs in {self.month_name}, written in {took:.0f} s\n")
+        bounds = self.period.start_ms, self.period.end_ms
+        self.floor, _ = timed(lambda: connection.execute(FLOOR, bounds).fetchall())
+
+    def steps(self, connection: psycopg.Connection) -> None:
+        """Measure every step."""
+        name, period = self.month_name, self.period
+        (self.folder / "rule.toml").write_text(RULE)
+        self.refresh("charge the month from its usage", "60 s", period)
+        rule = partial(self.command, "apply", "rule.toml")
+        self.refresh("rate it again after a rule changed", "60 s", period, before=rule)
+        self.measure("chargeback by team", "", "chargeback", "--period", name)
+        page = ("statement", "--owner", "team-7", "--period", name, "-o", "team.html")
+        self.measure("statement of one team", "2 s", *page)
+        self.measure("FOCUS export", "", "chargeback", "--period", name, "--format", "focus", "-o", "focus.csv")
+        last = period.end_ms - HOUR_MS
+        partitions.ensure(connection, "usage_interval", [last - last % DAY_MS])
+        run(connection, HOUR_OF_EVIDENCE, {"gpus": self.gpus, "start": last})
+        self.refresh("fold one more hour, rate its day again", "", Period(last - last % DAY_MS, period.end_ms))
+        self.measure("close the month: receipt and seal", "", "close", "--period", name)
+
+    def table(self, lines: int) -> None:
+        """Print what was measured."""
+        print("| step | seconds | of our processes | times the floor | goal |\n|---|---:|---:|---:|---|")
+        print(f"| floor: read the usage once, add it up by team | {self.floor:.2f} | | 1 | |")
+        for step, wall, own, goal in self.rows:
+            core = "" if own is None else f"{own:.2f}"
+            print(f"| {step} | {wall:.2f} | {core} | {wall / self.floor:.0f} | {goal} |")
+        hourly = next(wall for step, wall, _, _ in self.rows if step.startswith("fold one more hour"))
+        print(
+            f"\n{lines:,} charges; at 10,000 GPUs one more hour costs {hourly * 10_000 / self.gpus:.0f} s of each "
+            f"hour, {hourly * 10_000 / self.gpus / 36:.1f} % of a core and its Postgres"
+        )
 
 
 def main(arguments: list[str]) -> int:
@@ -89,76 +176,22 @@ def main(arguments: list[str]) -> int:
     if "--owners" in options:
         keep = Path(options["--keep"]) if "--keep" in options else None
         return _rating_owners.run(int(options["--owners"]), int(options.get("--rows", 200_000)), keep)
-    gpus = int(options.get("--gpus", 2000))
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-bench-"))
     folder.chmod(0o755)
     server = EmbeddedServer(folder / "data")
-    first = dt.datetime.now(dt.UTC).replace(day=1) - dt.timedelta(days=1)
-    name = f"{first:%Y-%m}"
-    period = month(name)
-    now_ms = int(time.time() * 1000)
-    values = {"gpus": gpus, "start": period.start_ms, "end": period.end_ms}
-    rows: list[tuple[str, float, float | None, str]] = []
+    last_month = dt.datetime.now(dt.UTC).replace(day=1) - dt.timedelta(days=1)
     try:
         dsn = server.acquire()
         migrate.upgrade(dsn)
-        ledger = Database(dsn)
-        (folder / "rule.toml").write_text(RULE)
-
-        def command(*words: str) -> None:
-            subprocess.run(
-                [BIN / "gpuledger", *words],
-                check=True,
-                cwd=folder,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "GPULEDGER_DSN": dsn},
-            )
-
+        bench = Bench(dsn, folder, int(options.get("--gpus", 2000)), f"{last_month:%Y-%m}")
         with psycopg.connect(dsn, autocommit=True) as connection:
-            took, _ = timed(lambda: run(connection, SEED, values))
-            connection.execute("VACUUM ANALYZE")
-            used = connection.execute("SELECT count(*) FROM usage_hour").fetchone()[0]
-            print(f"{used:,} usage hours of {gpus} GPUs in {name}, written in {took:.0f} s\n")
-            floor, _ = timed(lambda: connection.execute(FLOOR, (period.start_ms, period.end_ms)).fetchall())
-            wall, own = timed(lambda: refresh(ledger, period, now_ms))
-            rows.append(("charge the month from its usage", wall, own, "60 s"))
-            wall, _ = timed(lambda: command("apply", "rule.toml"))
-            again, own = timed(lambda: refresh(ledger, period, now_ms))
-            rows.append(("rate it again after a rule changed", wall + again, own, "60 s"))
-            span = (
-                "--from",
-                f"{name}-01",
-                "--to",
-                f"{dt.datetime.fromtimestamp(period.end_ms / 1000, dt.UTC):%Y-%m-%d}",
-            )
-            rows.append(("chargeback by team", timed(lambda: command("chargeback", *span))[0], None, ""))
-            page = ("statement", "--owner", "team-7", "--period", name, "-o", "team.html")
-            rows.append(("statement of one team", timed(lambda: command(*page))[0], None, "2 s"))
-            export = ("chargeback", *span, "--format", "focus", "-o", "focus.csv")
-            rows.append(("FOCUS export", timed(lambda: command(*export))[0], None, ""))
-            last = period.end_ms - HOUR_MS
-            partitions.ensure(connection, "usage_interval", [last - last % DAY_MS])
-            run(connection, HOUR_OF_EVIDENCE, {"gpus": gpus, "start": last})
-            day = Period(last - last % DAY_MS, period.end_ms)
-            wall, own = timed(lambda: refresh(ledger, day, now_ms))
-            rows.append(("fold one more hour, rate its day again", wall, own, ""))
-            rows.append(
-                ("close the month: receipt and seal", timed(lambda: command("close", "--period", name))[0], None, "")
-            )
+            bench.seed(connection)
+            bench.steps(connection)
             lines = connection.execute("SELECT count(*) FROM charge").fetchone()[0]
     finally:
         server.release()
         shutil.rmtree(folder, ignore_errors=True)
-    print("| step | seconds | of one core here | times the floor | goal |\n|---|---:|---:|---:|---|")
-    print(f"| floor: read the usage once, add it up by team | {floor:.2f} | | 1 | |")
-    for step, wall, own, goal in rows:
-        core = "" if own is None else f"{own:.2f}"
-        print(f"| {step} | {wall:.2f} | {core} | {wall / floor:.0f} | {goal} |")
-    hourly = rows[5][1]
-    print(
-        f"\n{lines:,} charges; at 10,000 GPUs one more hour costs {hourly * 10_000 / gpus:.0f} s of each hour, "
-        f"{hourly * 10_000 / gpus / 36:.1f} % of a core and its Postgres"
-    )
+    bench.table(lines)
     return 0
 
 

@@ -150,14 +150,26 @@ def chargeback(
                 rows = csv.DictReader(io.StringIO(as_csv(bill, said), newline=""))
                 parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), bill.by))
             else:
-                width = terminal_width() if output is None else None
-                waste = whole_waste(bill.rows, reports.has_capacity(connection, span))
-                text = report_text(bill, span, options.Format(form.value), notes, width, waste, said)
                 heading = range_line(span, session.calendar) if form is ChargebackFormat.table else ""
-                write_text(heading + text, output)
+                write_text(heading + _list_text(connection, bill, span, form, notes, said, output), output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     end_with(bool(bill.unpriced), exit_code)
+
+
+def _list_text(
+    connection: Connection,
+    bill: Report,
+    span: Period,
+    form: ChargebackFormat,
+    notes: list[str],
+    said: list[str],
+    output: Path | None,
+) -> str:
+    """The chargeback as table, CSV or JSON."""
+    width = terminal_width() if output is None else None
+    waste = whole_waste(bill.rows, reports.has_capacity(connection, span))
+    return report_text(bill, span, options.Format(form.value), notes, width, waste, said)
 
 
 def _read_bill(

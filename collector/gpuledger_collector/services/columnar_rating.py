@@ -300,33 +300,47 @@ def _charges(
         strict=True,
     )
     for number, begin, price_number, state, workload_id, owner, end, *amounts in lines:
-        accelerator, found = fleet.accelerators[number], prices[price_number]
-        gpu_ns, busy_ns, idle_ns, unknown_ns, cost, idle_cost, energy_mj, energy_parts = amounts
-        has_activity = state == _HELD and unknown_ns < gpu_ns
-        list_rate = None if found is None else found.list_rate
-        charges[accelerator.accelerator_id].append(
-            Charge(
-                day_ms=day.start_ms,
-                start_ms=intervals[begin].start_ms,
-                end_ms=intervals[end].end_ms,
-                accelerator_id=accelerator.accelerator_id,
-                workload_id=None if workload_id == NONE else workload_id,
-                owner=owners[owner],
-                state=STATES[state],
-                pool=accelerator.pool,
-                gpu_model=accelerator.gpu_model,
-                node=accelerator.node,
-                price=found,
-                currency=None if found is None else found.currency,
-                gpu_ns=gpu_ns,
-                busy_ns=busy_ns,
-                idle_ns=idle_ns,
-                unknown_ns=unknown_ns,
-                cost_micro=None if found is None else cost,
-                idle_cost_micro=idle_cost if found is not None and has_activity else None,
-                energy_mj=energy_mj if energy_parts else None,
-                list_cost_micro=None if list_rate is None else cost_micro(gpu_ns, list_rate),
-                contracted_cost_micro=None if found is None else cost,
-            )
-        )
+        accelerator = fleet.accelerators[number]
+        span = Period(intervals[begin].start_ms, intervals[end].end_ms)
+        holder = None if workload_id == NONE else workload_id, owners[owner]
+        charge = _charge(accelerator, day, span, STATES[state], holder, prices[price_number], amounts)
+        charges[accelerator.accelerator_id].append(charge)
     return charges
+
+
+def _charge(
+    accelerator: RatedAccelerator,
+    day: Period,
+    span: Period,
+    state: str,
+    holder: tuple[int | None, OwnerPath | None],
+    price: Price | None,
+    amounts: Sequence[int],
+) -> Charge:
+    """One line; `amounts` are its sums in the order in which `_charges` adds them up."""
+    gpu_ns, busy_ns, idle_ns, unknown_ns, cost, idle_cost, energy_mj, energy_parts = amounts
+    has_activity = state == HELD and unknown_ns < gpu_ns
+    list_rate = None if price is None else price.list_rate
+    return Charge(
+        day_ms=day.start_ms,
+        start_ms=span.start_ms,
+        end_ms=span.end_ms,
+        accelerator_id=accelerator.accelerator_id,
+        workload_id=holder[0],
+        owner=holder[1],
+        state=state,
+        pool=accelerator.pool,
+        gpu_model=accelerator.gpu_model,
+        node=accelerator.node,
+        price=price,
+        currency=None if price is None else price.currency,
+        gpu_ns=gpu_ns,
+        busy_ns=busy_ns,
+        idle_ns=idle_ns,
+        unknown_ns=unknown_ns,
+        cost_micro=None if price is None else cost,
+        idle_cost_micro=idle_cost if price is not None and has_activity else None,
+        energy_mj=energy_mj if energy_parts else None,
+        list_cost_micro=None if list_rate is None else cost_micro(gpu_ns, list_rate),
+        contracted_cost_micro=None if price is None else cost,
+    )
