@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.pricing import PriceBook
@@ -25,7 +26,7 @@ from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import adjustments
-from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.database import Database, retried
 from gpuledger_collector.storage.ledger import claims, inventory, rated_days, usage, zones
 from gpuledger_collector.storage.ledger.rows import CapacityRow, EvidenceSum, RecomputeRequest
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -50,16 +51,21 @@ def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[
         days = _days_of(usage.requested_hours(connection, period), zones.calendar(connection))
     folded = 0
     for day_ms in sorted(days):
-        count = BATCH
+        requested = BATCH
         # Fewer than asked for: none was left. Those that came meanwhile wait for the next run, so this loop ends.
-        while count == BATCH and not stopping():
-            with ledger_day(database, day_ms) as (_, day), database.transaction(one_snapshot=True) as connection:
-                # Requests are read and removed in the transaction that folds them: one that is interrupted leaves them
-                # all.
-                requests = usage.recompute_requests(connection, day, BATCH)
-                count = len(requests)
-                folded += fold_requested(connection, requests)
+        while requested == BATCH and not stopping():
+            # A claim that lasts for days is kept by the fold of each of them.
+            requested, hours = retried(partial(_fold_batch, database, day_ms))
+            folded += hours
     return folded
+
+
+def _fold_batch(database: Database, day_ms: int) -> tuple[int, int]:
+    """Fold a batch of a day's requests; how many there were, and for how many accelerator-hours."""
+    with ledger_day(database, day_ms) as (_, day), database.transaction(one_snapshot=True) as connection:
+        # Requests are read and removed in the transaction that folds them: one that is interrupted leaves them all.
+        requests = usage.recompute_requests(connection, day, BATCH)
+        return len(requests), fold_requested(connection, requests)
 
 
 @contextmanager

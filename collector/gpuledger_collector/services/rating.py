@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuledger_collector.accounting.adjustments import POLICIES, TIERED, Place
@@ -47,7 +48,7 @@ from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested, le
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of, with_stranded
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import adjustments, commitments, node_costs, periods, reattributions
-from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.database import Database, retried
 from gpuledger_collector.storage.ledger import inventory, months, rated_days, reports, rules, usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -174,6 +175,10 @@ class DayUsage:
 
 def rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> None:
     """Fold what is left to fold of a day, rate it and write it, unless another process just did."""
+    retried(partial(_rate_day, database, day_ms, now_ms, book_at_ms))
+
+
+def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | None) -> None:
     with ledger_day(database, day_ms, in_order=True) as (ledger, day):
         # In a transaction of its own, which ends before the first row is written: it reads one snapshot, whereas the
         # other one sees owners and months that raters of other days change meanwhile.

@@ -6,10 +6,10 @@ SQLAlchemy and Alembic know the schema and its migrations only (docs/decisions/0
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -22,6 +22,8 @@ from gpuledger_collector.storage.locks import Connection, Lock
 if TYPE_CHECKING:
     from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
+Result = TypeVar("Result")
+RETRIES = 3
 SUPPORTED = range(15, 19)
 """Major versions of Postgres that are tested."""
 SESSION = (
@@ -124,7 +126,8 @@ class Database:
         with self._session() as connection:
             # The snapshot is taken by the first statement after the locks (LOCK TABLE takes none), so it includes
             # whatever the previous holder has committed.
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if one_snapshot else None
+            level = psycopg.IsolationLevel.REPEATABLE_READ if one_snapshot else psycopg.IsolationLevel.READ_COMMITTED
+            connection.isolation_level = level
             connection.read_only = read_only or None  # None leaves the server's own default
             with connection.transaction(force_rollback=dry_run):
                 locks.take(connection, *(() if is_standby(connection) else needed_locks))
@@ -164,6 +167,16 @@ class Database:
         """As `hold`, without waiting: None when another session holds the lock."""
         with closing(self.connect()) as connection:
             yield connection if locks.seize(connection, lock) else None
+
+
+def retried(work: Callable[[], Result]) -> Result:
+    """Run a transaction, again where another one wrote the same row meanwhile; what it fails with at last is raised."""
+    for _ in range(RETRIES):
+        try:
+            return work()
+        except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
+            continue
+    return work()
 
 
 def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:

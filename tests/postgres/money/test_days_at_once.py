@@ -15,7 +15,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.replicas import until
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import rating, rating_workers
+from gpuledger_collector.services import hourly_usage, rating, rating_workers
 from gpuledger_collector.services import refresh as refreshing
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_day, rate_usage
@@ -214,6 +214,21 @@ def test_workers_end_with_the_command(days, ledger, dsn):
         command.kill()
         command.wait(60)
         until(lambda: not any(map(running, children)))
+
+
+def test_a_day_whose_fold_meets_another_one_is_folded_again(days, ledger, monkeypatch):
+    """Both keep the same claim, which one snapshot refuses to the second of them."""
+    failures = iter([psycopg.errors.SerializationFailure(), psycopg.errors.DeadlockDetected()])
+    keep = hourly_usage.claims.keep_contradictions
+
+    def refusing(connection, contradictions):
+        for failure in failures:
+            raise failure
+        keep(connection, contradictions)
+
+    monkeypatch.setattr(hourly_usage.claims, "keep_contradictions", refusing)
+    assert fold_usage(ledger) == 2 * len(DAYS)
+    assert rate_usage(ledger, NOW_MS, PERIOD) == len(DAYS)
 
 
 @pytest.mark.slow
