@@ -15,6 +15,7 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import privacy
 from gpuledger_collector.storage.access.audit import person
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_common.plurals import plural
 
 app = new_app(name="privacy", help="What is stored about a person, and its erasure.", no_args_is_help=True)
@@ -57,8 +58,9 @@ def erase(user: Name, dry_run: options.DryRun = False, dsn: options.Dsn = None, 
             row = connection.execute("SELECT min(day_ms), max(day_ms) FROM day_recompute").fetchone()
             if row is not None and row[0] is not None:
                 refresh(session.database, Period(row[0], row[1] + DAY_MS), session.now_ms)
-            with connection.transaction():
-                privacy.forget_owners(connection, user)
+            # Under the ledger's lock: rating commits an owner before the charges that refer to it.
+            with session.database.transaction(Lock.LEDGER) as rated:
+                privacy.forget_owners(rated, user)
     for place in places:
         outcome = f"stays: {place.kept}" if place.kept else f"-> {pseudonym}"
         print(f"{place.table}.{place.column}: {plural(place.rows, 'row')} {outcome}")

@@ -74,16 +74,25 @@ def ledger_day(database: Database, day_ms: int, *, in_order: bool = False) -> It
 
     Each of its statements sees what was committed before it. It holds the whole ledger's lock where that of the day is
     not enough: an hour belongs to another day too, or days depend on each other (`in_order`) by a price of their month.
+    No other lock: the session may read in a second one, which the server would let wait for somebody who waits for it.
     """
     with database.transaction(locks.of_day(day_ms), one_snapshot=False) as connection:
-        calendar = zones.calendar(connection)
-        day = calendar.day_of(day_ms)
-        whole_hours = day.start_ms % HOUR_MS == day.end_ms % HOUR_MS == 0
-        if day.start_ms == day_ms and whole_hours and not (in_order and tiered_month(connection, calendar, day)):
+        locks.outlast_idleness(connection)
+        # Rolled back to here, so that no table that was read stays locked.
+        with connection.transaction(force_rollback=True):
+            calendar = zones.calendar(connection)
+            day = calendar.day_of(day_ms)
+            whole_hours = day.start_ms % HOUR_MS == day.end_ms % HOUR_MS == 0
+            dependent = in_order and tiered_month(connection, calendar, day)
+            alone = day.start_ms == day_ms and whole_hours and not dependent
+        if alone:
             yield connection, day
             return
     with database.transaction(Lock.LEDGER, one_snapshot=False) as connection:
-        yield connection, zones.calendar(connection).day_of(day_ms)
+        locks.outlast_idleness(connection)
+        with connection.transaction(force_rollback=True):
+            day = zones.calendar(connection).day_of(day_ms)
+        yield connection, day
 
 
 def tiered_month(connection: Connection, calendar: Calendar, days: Period) -> bool:

@@ -123,11 +123,15 @@ def _rate_by_workers(
     # Imported here: a command that rates a few days starts no process.
     from gpuledger_collector.services import rating_workers
 
-    with database.transaction() as connection:
-        months.forget(connection, days)
+    retried(partial(_forget_months, database, days))
     for count in rating_workers.rate_days(database, days[done:], workers, now_ms, book_at_ms):
         if on_day is not None:
             on_day(done + count, len(days))
+
+
+def _forget_months(database: Database, days: Sequence[int]) -> None:
+    with database.transaction() as connection:
+        months.forget(connection, days)
 
 
 def _add_up_month(database: Database, now_ms: int) -> bool:

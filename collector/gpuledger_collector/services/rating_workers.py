@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import connection, get_context, parent_process
 
@@ -48,7 +49,8 @@ def rate_days(
         initargs=(replace(database, given_dsn=database.dsn, server=None, idle=None),),
     )
     try:
-        futures = [executor.submit(_rate, day_ms, now_ms, book_at_ms) for day_ms in days_ms]
+        with _interrupts_later():
+            futures = [executor.submit(_rate, day_ms, now_ms, book_at_ms) for day_ms in days_ms]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()
             yield done
@@ -61,10 +63,21 @@ def rate_days(
         executor.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Workers start with interrupts blocked, as this thread: while they import, each would write a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(database: Database) -> None:
     """Prepare a worker."""
     # An interrupt of the terminal reaches every process: this one ends at once, and its day is rolled back.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
     _databases.append(replace(database, idle=[]))

@@ -59,6 +59,8 @@ ABOUT = "Held by the session that does this alone; has no rows."
 
 LEDGER_PARTS = tuple(f"{Lock.LEDGER}_{number:02}" for number in range(32))
 """The parts of the ledger's lock: more than a month has days, so that no two of its days have one in common."""
+LONGEST_IDLENESS = "1h"
+"""How long a session may hold the lock of a day for another one: the day of a large fleet takes minutes to rate."""
 
 
 def of_day(day_ms: int) -> str:
@@ -89,6 +91,14 @@ def try_take(connection: Connection, lock: Lock) -> bool:
     except psycopg.errors.LockNotAvailable:
         return False
     return True
+
+
+def outlast_idleness(connection: Connection) -> None:
+    """Let the caller's transaction hold its locks while another session works under them.
+
+    Not for ever: a process that was suspended loses them.
+    """
+    connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{LONGEST_IDLENESS}'")
 
 
 @contextmanager

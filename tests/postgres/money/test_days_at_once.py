@@ -14,10 +14,11 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.replicas import until
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.services import hourly_usage, rating, rating_workers
 from gpuledger_collector.services import refresh as refreshing
-from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.hourly_usage import fold_usage, ledger_day
 from gpuledger_collector.services.rating import rate_day, rate_usage
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage import locks
@@ -134,6 +135,46 @@ def test_an_owner_that_is_new_on_two_days_delays_neither(days, ledger, monkeypat
     assert days.rows("SELECT team, count(*) FROM owner GROUP BY 1 HAVING count(*) > 1") == []
 
 
+def test_processes_add_owners_in_the_same_order(days, ledger):
+    """Two that add many of the same owners do not wait for each other, whatever the order of their sets."""
+    owners = [OwnerPath(org="org", team=f"team {number}") for number in range(100)]
+    given = [rated_days._as_json(order) for order in (set(owners), owners[::-1])]
+    assert given[0] == given[1] == rated_days._as_json(sorted(owners, key=lambda owner: owner.team))
+
+
+def test_a_rated_day_locks_no_table_while_a_second_session_reads(days, ledger, dsn, run, written):
+    """The server cannot see that one session waits for the other: an ALTER TABLE between them would wait for ever."""
+    exclusive = "LOCK TABLE billing_zone, fiscal_year, adjustment IN ACCESS EXCLUSIVE MODE NOWAIT"
+    for _ in range(2):
+        with ledger_day(ledger, DAYS[0], in_order=True), psycopg.connect(dsn) as altering:
+            altering.execute(exclusive)
+        assert run("apply", written("tier.toml", TIER))[0] == 0
+
+
+def test_the_lock_of_a_day_outlasts_the_time_that_a_session_may_be_idle(days, ledger, monkeypatch):
+    """One session holds the lock while another one reads and Python rates."""
+    usage_of = rating.usage_of
+
+    def slow(connection, *given, **named):
+        for _ in range(4):
+            connection.execute("SELECT pg_sleep(0.25)")
+        return usage_of(connection, *given, **named)
+
+    monkeypatch.setattr(rating, "usage_of", slow)
+    rate_day(ledger.as_application("slow", "-c idle_in_transaction_session_timeout=500"), DAYS[0], NOW_MS)
+    assert days.rows("SELECT day_ms FROM conservation_check") == [(DAYS[0],)]
+
+
+def test_owners_are_forgotten_while_nobody_rates(days, run, dsn):
+    """A rater commits an owner before its charges, which would refer to an owner that is gone."""
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(dsn) as rater:
+        locks.take(rater, locks.of_day(DAYS[0]))
+        waiting = threads.submit(run, "privacy", "erase", "nobody")
+        until(lambda: waits(days, locks.of_day(DAYS[0])))
+        rater.rollback()
+        assert waiting.result(60)[0] == 0
+
+
 def test_days_that_depend_on_each_other_are_rated_under_the_ledgers_lock(days, ledger, run, written, dsn):
     """A tier counts the hours of earlier days of the month, so another day of it may not be rated meanwhile."""
     assert run("apply", written("tier.toml", TIER))[0] == 0
@@ -214,6 +255,31 @@ def test_workers_end_with_the_command(days, ledger, dsn):
         command.kill()
         command.wait(60)
         until(lambda: not any(map(running, children)))
+
+
+def test_an_interrupt_ends_workers_that_are_starting_without_a_word(days, ledger, dsn, tmp_path):
+    """The terminal interrupts every process of the command, which says itself that it was interrupted."""
+    program, starting = tmp_path / "program.py", tmp_path / "starting"
+    program.write_text(
+        "import pathlib, sys, time\n"
+        "if __name__ == '__mp_main__':\n"
+        f"    pathlib.Path({str(starting)!r}).touch()\n"
+        "    time.sleep(1)\n"
+        "from gpuledger_collector.services.rating_workers import rate_days\n"
+        "from gpuledger_collector.storage.database import Database\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        f"        list(rate_days(Database(sys.argv[1]), {DAYS[:2]}, 2, {NOW_MS}, None))\n"
+        "    except KeyboardInterrupt:\n"
+        "        sys.exit(130)\n"
+    )
+    command = subprocess.Popen(
+        [sys.executable, str(program), dsn], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until(starting.exists)
+    os.killpg(command.pid, signal.SIGINT)
+    assert command.communicate(timeout=60) == (None, "")
+    assert command.returncode == 130
 
 
 def test_a_day_whose_fold_meets_another_one_is_folded_again(days, ledger, monkeypatch):

@@ -191,9 +191,12 @@ def _known_owner_ids(connection: Connection, owners: set[OwnerPath]) -> dict[Own
 
 
 def _as_json(owners: Iterable[OwnerPath]) -> str:
-    """Owners as one parameter: arrays of texts are written text by text in Python."""
+    """Owners as one parameter: arrays of texts are written text by text in Python.
+
+    In order, so that processes that add the same owners do not wait for each other.
+    """
     names = [name.strip() for name in _OWNER_COLUMNS.split(",")]
-    return json.dumps([dict(zip(names, _levels(owner), strict=True)) for owner in owners])
+    return json.dumps([dict(zip(names, levels, strict=True)) for levels in sorted(map(_levels, owners))])
 
 
 def _levels(owner: OwnerPath) -> tuple[str, ...]:
