@@ -89,6 +89,13 @@ def create(
     app.include_router(series.router(context))
     app.include_router(samples.router(context))
     _add_operation_routes(app, metrics, readiness_problem, is_leaving, note, workers)
+    _add_refusals(app)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def _add_refusals(app: FastAPI) -> None:
+    """Answers for invalid requests and unknown addresses."""
 
     @app.exception_handler(RequestValidationError)
     async def refuse_invalid(_request: Request, error: RequestValidationError) -> Response:
@@ -107,9 +114,6 @@ def create(
         if path.startswith(PROGRAMS) or "text/html" not in request.headers.get("accept", ""):
             return JSONResponse({"detail": f"{sentence} /docs lists what there is."}, 404)
         return page_routes.error_page(404, sentence)
-
-    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
-    return app
 
 
 def _add_operation_routes(
