@@ -388,3 +388,24 @@ def test_memory_stays_bounded_under_bombs(shared):
             status, _, text = shared.request("POST", WRITE, body, headers(version))
             assert status in (204, 400, 413), text
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
+
+
+def test_labels_that_change_within_a_request(collector, dsn):
+    """A request with scrapes before and after a change of the model, or of an instance's profile, is written."""
+    old, new = "NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL"
+    points = [*scrape(T), *scrape(T + 15_000), *scrape(T + 30_000, modelName=new), *scrape(T + 45_000, modelName=new)]
+    small, large = ({"GPU_I_ID": "1", "GPU_I_PROFILE": profile} for profile in ("1g.10gb", "3g.40gb"))
+    points += [*scrape(T, 1, **small), *scrape(T + 15_000, 1, **large)]
+    assert write(collector, points)[:2] == (204, len(points))
+    assert rows(dsn, "SELECT model FROM accelerator WHERE uuid = 'GPU-node-1-0'") == [(new,)]
+    meter(dsn)
+    assert rows(
+        dsn,
+        f"SELECT r.model, (start_ms - {T}) / 1000, (end_ms - {T}) / 1000 FROM usage_interval s"
+        " JOIN accelerator_attributes r ON r.id = accelerator_attributes_id"
+        " JOIN accelerator a ON a.id = s.accelerator_id WHERE a.uuid = 'GPU-node-1-0' ORDER BY 2",
+    ) == [(old, 0, 15), (new, 15, 45)]
+    assert rows(dsn, "SELECT mig_instance FROM accelerator_attributes WHERE mig_instance IS NOT NULL ORDER BY 1") == [
+        ("1g.10gb/1",),
+        ("3g.40gb/1",),
+    ]

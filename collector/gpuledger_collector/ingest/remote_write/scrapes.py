@@ -247,16 +247,17 @@ class ScrapeRows:
         holders: dict[int, set[int]],
         health: Callable[[str], Health],
     ) -> Accepted:
-        places: dict[str, int] = {}
-        accelerators: dict[int, WireAccelerator] = {}
-        for row in rows:
-            record = records[row]
-            place = places.setdefault(record.uuid, len(places))
-            if place not in accelerators:
-                state = health(record.uuid)
-                accelerators[place] = msgspec.structs.replace(record, health=state.status, health_cause=state.cause)
+        # Rows are in order of time: where labels of an accelerator changed between them, the last record is the newest.
+        places = {record: place for place, record in enumerate(dict.fromkeys(records[row] for row in rows))}
+        states = {uuid: health(uuid) for uuid in {record.uuid for record in places}}
+        accelerators = {
+            place: msgspec.structs.replace(
+                record, health=states[record.uuid].status, health_cause=states[record.uuid].cause
+            )
+            for record, place in places.items()
+        }
         workloads = sorted({workload for row in rows for workload in holders[row]})
-        row_places = np.array([places[records[row].uuid] for row in rows])
+        row_places = np.array([places[records[row]] for row in rows])
         return Accepted(
             node=node,
             epoch=_NO_EPOCH,
