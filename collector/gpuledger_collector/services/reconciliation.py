@@ -145,9 +145,12 @@ class _Again:
             place, covered = placement.accelerator, coverage.of(key)
             # As in rating, accelerators that cost the same are computed once.
             alike = (place.gpu_micro, place.pool, place.gpu_model, place.node, *present)
-            if covered is not None or alike not in costs:
-                costs[alike] = capacity_cost(place, day, present, self._book, until_ms, covered)
-            sums.add(costs[alike].capacity_ns, costs[alike].cost)
+            cost = costs.get(alike) if covered is None else None
+            if cost is None:
+                cost = capacity_cost(place, day, present, self._book, until_ms, covered)
+            if covered is None:
+                costs[alike] = cost
+            sums.add(cost.capacity_ns, cost.cost)
         for hour in node_hours(node_places(self._placements, day), self._node_costs_on(day), day, until_ms):
             sums.add(0, {hour.cost.currency: hour.micro})
         # `capacity_cost` leaves out what is covered, so the commitments' cost is added, less what they pay for imported
