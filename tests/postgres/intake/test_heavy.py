@@ -215,7 +215,7 @@ def test_new_days_are_counted_by_the_hour(dsn):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_at_one_nodes_worst_another_is_answered_within_two_seconds(dsn):
+def test_at_one_nodes_worst_another_does_not_wait_for_it(dsn):
     """A node sends the heaviest batches that are taken, on eight connections, for half a minute."""
     bodies = [body_of(worst(seq, "flood")) for seq in range(4)]
     answers, slowest = [], 0.0
@@ -227,7 +227,9 @@ def test_at_one_nodes_worst_another_is_answered_within_two_seconds(dsn):
         def send(place):
             while time.monotonic() < end:
                 with contextlib.suppress(OSError):
-                    answers.append(collector.post(bodies[place % len(bodies)], flood)[0])
+                    begun = time.monotonic()
+                    status = collector.post(bodies[place % len(bodies)], flood)[0]
+                    answers.append((status, time.monotonic() - begun))
 
         senders = [threading.Thread(target=send, args=(place,)) for place in range(8)]
         for sender in senders:
@@ -241,6 +243,7 @@ def test_at_one_nodes_worst_another_is_answered_within_two_seconds(dsn):
             time.sleep(0.05)
         for sender in senders:
             sender.join(60)
-    print(f"slowest answer {slowest:.2f} s of {seq}; the other node: {sorted(set(answers))} of {len(answers)}")
-    assert 200 in answers
-    assert slowest < 2
+    # Whatever the machine: a part of the time that the heaviest batch takes on it.
+    heaviest = max(seconds for status, seconds in answers if status == 200)
+    print(f"slowest answer {slowest:.2f} s of {seq}; the heaviest batch {heaviest:.2f} s of {len(answers)}")
+    assert slowest < heaviest / 2
