@@ -200,7 +200,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             body = type(self).page() if is_page else b"the metrics are at /metrics\n"
         except Exception:
             self.send_error(500, "the page could not be built; see the agent's log")
-            raise
+            return
         self.send_response(200 if is_page else 404)
         self.send_header("Content-Type", CONTENT_TYPE if is_page else "text/plain; charset=utf-8")
         if "gzip" in self.headers.get("Accept-Encoding", ""):
@@ -232,7 +232,12 @@ def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
     class Handler(_Handler):
         @staticmethod
         def page() -> bytes:
-            return generate_latest(registry) + collector.dcgm_text().encode()
+            try:
+                return generate_latest(registry) + collector.dcgm_text().encode()
+            except Exception as error:
+                # Before the answer, so that whoever saw it fail sees it counted.
+                collector.failed(error)
+                raise
 
     server = Server((host, int(port)), Handler)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)

@@ -30,7 +30,8 @@ def test_the_last_hour_of_the_long_day_is_in_the_report(fleet, run, ledger, tmp_
     assert run("apply", tmp_path / "zone.toml")[0] == 0
     fleet.capacity(1, 0, 40 * DAY)
     start = 24 * DAY + 20 * HOUR  # 25 October, 22:00 in Berlin
-    fleet.evidence([Held(1, 1, start, start + 28 * HOUR, busy=28 * HOUR)])
+    hours = range(start, start + 28 * HOUR, HOUR)
+    fleet.evidence([Held(1, 1, hour, hour + HOUR, busy=HOUR) for hour in hours])
     assert run("chargeback", "--from", "2025-10-25", "--to", "2025-10-28")[0] == 0
     with ledger.transaction() as connection:
         (number,) = connection.execute("SELECT id FROM workload").fetchone()
