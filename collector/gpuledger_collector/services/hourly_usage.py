@@ -47,16 +47,17 @@ def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[
     """
     if database.standby:
         return 0
-    with database.transaction(read_only=True) as connection:
-        days = _days_of(usage.requested_hours(connection, period), zones.calendar(connection))
-    folded = 0
-    for day_ms in sorted(days):
-        requested = BATCH
-        # Fewer than asked for: none was left. Those that came meanwhile wait for the next run, so this loop ends.
-        while requested == BATCH and not stopping():
-            # A claim that lasts for days is kept by the fold of each of them.
-            requested, hours = retried(partial(_fold_batch, database, day_ms))
-            folded += hours
+    with database.sharing_connection() as shared:
+        with shared.transaction(read_only=True) as connection:
+            days = _days_of(usage.requested_hours(connection, period), zones.calendar(connection))
+        folded = 0
+        for day_ms in sorted(days):
+            requested = BATCH
+            # Fewer than asked for: none was left. Those that came meanwhile wait for the next run, so this loop ends.
+            while requested == BATCH and not stopping():
+                # A claim that lasts for days is kept by the fold of each of them.
+                requested, hours = retried(partial(_fold_batch, shared, day_ms))
+                folded += hours
     return folded
 
 

@@ -80,6 +80,19 @@ def rate_usage(
     the day of `book_at_ms` (None: now), or the first open one after it. With `workers`, days that would take long are
     rated by as many processes.
     """
+    with database.sharing_connection() as shared:
+        return _rate_days(shared, now_ms, period, on_day, stopping, book_at_ms, workers)
+
+
+def _rate_days(
+    database: Database,
+    now_ms: int,
+    period: Period,
+    on_day: OnDay | None,
+    stopping: Callable[[], bool],
+    book_at_ms: int | None,
+    workers: int,
+) -> int:
     days, independent, month_missing = _to_rate(database, period, now_ms)
     started = time.monotonic()
     # A transaction for each day: its lock is released between days, and an interrupted run loses one day at most.

@@ -83,8 +83,12 @@ class Database:
     def sharing_connection(self) -> Iterator[Database]:
         """The same database, whose transactions follow each other on one connection while the block runs.
 
-        For a command: a connection costs it more than most of its queries. Transactions at once have one each.
+        A connection costs more than most queries. Transactions at once have one each. Within a block that shares
+        already, it is that block's.
         """
+        if self.idle is not None:
+            yield self
+            return
         idle: list[Connection] = []
         try:
             yield replace(self, idle=idle)

@@ -10,8 +10,8 @@ from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes, node_utilization
 
-PACKED_AT_ONCE = 2_000
-"""Accelerator-hours of packed days whose samples are unpacked at once."""
+AT_ONCE = 2_000
+"""Accelerator-hours of one statement: of samples an hour of 2,000 accelerators, or days of a few."""
 _COLUMNS = (
     *("samples", "utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"),
     *("memory_used_bytes", "power_watts", "temperature_celsius", "zero_ratio", "memory_copy_ratio"),
@@ -42,7 +42,8 @@ def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) ->
 def _parts(connection: Connection, hours: Sequence[tuple[int, int]]) -> Iterator[tuple[list[tuple[int, int]], bool]]:
     """Pairs that are rolled up by one statement, and whether their days are packed.
 
-    Samples are found by time, not by accelerator: an hour of them is read once, for all of its accelerators.
+    Samples are found by time, not by accelerator: an hour of them is read once for all of its accelerators, and hours
+    that follow each other are read together while they are few pairs.
     """
     days_ms = {hour_ms - hour_ms % DAY_MS for _, hour_ms in hours}
     rows = connection.execute("SELECT DISTINCT day_ms FROM sample_archive WHERE day_ms = ANY(%s)", (list(days_ms),))
@@ -51,10 +52,16 @@ def _parts(connection: Connection, hours: Sequence[tuple[int, int]]) -> Iterator
     packed: list[tuple[int, int]] = []
     for pair in hours:
         (packed if pair[1] - pair[1] % DAY_MS in packed_days else by_hour[pair[1]]).append(pair)
-    for part in by_hour.values():
+    part: list[tuple[int, int]] = []
+    for hour_ms, pairs in sorted(by_hour.items()):
+        if part and (part[-1][1] + HOUR_MS < hour_ms or len(part) + len(pairs) > AT_ONCE):
+            yield part, False
+            part = []
+        part += pairs
+    if part:
         yield part, False
-    for begin in range(0, len(packed), PACKED_AT_ONCE):
-        yield packed[begin : begin + PACKED_AT_ONCE], True
+    for begin in range(0, len(packed), AT_ONCE):
+        yield packed[begin : begin + AT_ONCE], True
 
 
 def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]], is_packed: bool) -> None:
@@ -79,14 +86,14 @@ def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]], i
             avg(s.gpu_memory_copy_utilization_ratio), avg(s.gpu_sm_clock_hertz),
             avg((s.gpu_clocks_event_reasons_bitmask & 236 <> 0)::int), avg(s.gpu_processes)
         FROM {source} s JOIN unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms)
-            ON s.accelerator_id = h.accelerator_id AND s.at_ms >= h.hour_ms AND s.at_ms < h.hour_ms + %s
+            ON s.accelerator_id = h.accelerator_id AND s.at_ms - s.at_ms %% {HOUR_MS} = h.hour_ms
         WHERE s.at_ms >= %s AND s.at_ms < %s
         GROUP BY 1, 2
         ON CONFLICT (accelerator_id, minute_ms) DO UPDATE SET
             {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)}
             WHERE ({_of("old")}) IS DISTINCT FROM ({_of("excluded")})
         """.encode(),
-        ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
+        ([pair[0] for pair in hours], [pair[1] for pair in hours], *bounds),
     )
 
 

@@ -30,6 +30,13 @@ WHERE c.node_id IS NOT NULL AND c.in_ms < %(hour)s + 3600000 AND (c.out_ms IS NU
 UNION SELECT h.node_id FROM node_utilization h CROSS JOIN LATERAL unnest(h.accelerator_ids) AS was (id)
     JOIN unnest(%(ids)s::bigint[]) AS asked (id) ON asked.id = was.id WHERE h.hour_ms = %(hour)s
 """
+_ANY_MINUTE = """
+SELECT FROM gpu_minute WHERE accelerator_id = ANY(%(ids)s) AND minute_ms >= %(from)s AND minute_ms < %(until)s LIMIT 1
+"""
+_ANY_ROW = """
+SELECT FROM node_utilization WHERE hour_ms >= %(from)s AND hour_ms < %(until)s AND accelerator_ids && %(ids)s::bigint[]
+LIMIT 1
+"""
 # All accelerators of these nodes with the minutes that belong to each node: from the minute in which an accelerator
 # came to the one in which it left (rounded up), unless its next placement begins in that minute and takes it.
 _PLACEMENTS = """
@@ -101,12 +108,24 @@ def recompute(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
     Affected are the nodes an accelerator is on, and those it was thought to be on. Call it after the minutes are
     written. Each hour is a statement of its own, so that a batch of scattered late hours reads no others.
     """
+    if not _may_change(connection, hours):
+        return
     by_hour: dict[int, list[int]] = defaultdict(list)
     for accelerator_id, hour_ms in hours:
         by_hour[hour_ms].append(accelerator_id)
     for hour_ms, ids in sorted(by_hour.items()):
         rows = connection.execute(_AFFECTED, {"hour": hour_ms, "ids": ids}).fetchall()
         _recompute_hour(connection, hour_ms, [int(row[0]) for row in rows])
+
+
+def _may_change(connection: Connection, hours: Sequence[tuple[int, int]]) -> bool:
+    """Whether these accelerators have a minute, or a part in a stored row, between the first and the last hour.
+
+    Evidence without samples, such as a scheduler's, has neither: two queries answer for all of its hours.
+    """
+    hours_ms = [hour_ms for _, hour_ms in hours]
+    bounds = {"ids": sorted({number for number, _ in hours}), "from": min(hours_ms), "until": max(hours_ms) + HOUR_MS}
+    return any(connection.execute(query, bounds).fetchone() for query in (_ANY_MINUTE, _ANY_ROW))
 
 
 def _recompute_hour(connection: Connection, hour_ms: int, nodes: Sequence[int]) -> None:
