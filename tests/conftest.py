@@ -1,10 +1,8 @@
 """For every test: hypothesis' profile, and the gpuledger command line built once a process, since that is costly."""
 
 import functools
+import sys
 from typing import Any
-
-import typer.testing
-from typer.main import get_command
 
 from fakes import profiles
 
@@ -14,14 +12,21 @@ profiles.load()
 @functools.lru_cache(maxsize=1)
 def whole_command() -> Any:
     """The command line of `gpuledger`."""
+    from typer.main import get_command
+
     from gpuledger_collector.cli import build
 
     return get_command(build())
 
 
-def command_of(app: typer.Typer) -> Any:
+def command_of(app: Any) -> Any:
     """What a typer app becomes; for ours always the same."""
+    from typer.main import get_command
+
     return whole_command() if app.info.name == "gpuledger" else get_command(app)
 
 
-typer.testing._get_command = command_of  # type: ignore[attr-defined]
+def pytest_collection_finish() -> None:
+    """Where a collected test runs commands: tests of pure arithmetic start without typer."""
+    if testing := sys.modules.get("typer.testing"):
+        testing._get_command = command_of  # type: ignore[attr-defined]

@@ -15,10 +15,11 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in found.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-def modules_loaded_by(statement: str) -> set[str]:
+def modules_loaded_by(statement: str, *, whole: bool = False) -> set[str]:
+    """Names of packages that the statement has imported, or of all their modules."""
     code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    return {name.split(".")[0] for name in printed.split()}
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {name if whole else name.split(".")[0] for name in printed.split()}
 
 
 def test_import_directions_hold():
@@ -136,3 +137,19 @@ def test_the_command_without_its_libraries_says_how_to_get_them():
     assert answer.returncode == 3
     assert "gpuledger[collector,embedded]" in answer.stderr
     assert answer.stderr.count("\n") == 1
+
+
+def test_the_tests_of_accounting_load_accounting_alone():
+    """So the pure core is tried in seconds, and by nothing that could stand in for it."""
+    folder = ROOT / "tests" / "unit" / "accounting"
+    code = [
+        "import sys; import pytest",
+        "sys.path.insert(0, 'tests')",
+        f"code = pytest.main(['-q', '--collect-only', '-p', 'no:xdist', '-p', 'no:cacheprovider', {str(folder)!r}])",
+        "assert code == 0",
+        "sys.stdout = sys.__stdout__",
+    ]
+    loaded = modules_loaded_by("\n".join(code), whole=True)
+    ours = {name.split(".")[1] for name in loaded if name.startswith("gpuledger_collector.")}
+    assert ours == {"accounting"}
+    assert not {name.split(".")[0] for name in loaded} & set(HEAVY)

@@ -34,6 +34,10 @@ class Held:
     energy: int | None = None
 
 
+def _day_of(at_ms: int) -> int:
+    return at_ms - at_ms % DAY
+
+
 class Fleet:
     """A database with nodes, accelerators and workloads by number."""
 
@@ -84,33 +88,23 @@ class Fleet:
     def evidence(self, usage_intervals: Iterable[Held], *, node: str = "n1") -> None:
         """One batch: usage intervals of one instant and accelerator are holders that share it."""
         self._seq += 1
-        for record, one in enumerate(usage_intervals):
-            accelerator = self.accelerator(one.accelerator)
-            workload = None if one.workload is None else self.workload(one.workload)
-            start, end = OCTOBER + one.start, OCTOBER + one.end
-            partitions.ensure(self.connection, "usage_interval", [start - start % DAY])
-            held = one.end - one.start if one.state == "held" else 0
-            row = (
-                accelerator,
-                workload,
-                one.state,
-                start,
-                end,
-                held,
-                one.busy,
-                one.idle,
-                held - one.busy - one.idle,
-                one.energy,
-                self.node(node),
-                EPOCH,
-                self._seq,
-                record,
-            )
-            self.connection.execute(f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * len(row))})", row)
-            for hour in range(start - start % HOUR, end, HOUR):
-                self.connection.execute(
-                    "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", (accelerator, hour)
-                )
+        intervals = list(usage_intervals)
+        accelerators = {each.accelerator: self.accelerator(each.accelerator) for each in intervals}
+        workloads = {each.workload: self.workload(each.workload) for each in intervals if each.workload is not None}
+        node_id = self.node(node)
+        partitions.ensure(self.connection, "usage_interval", {_day_of(OCTOBER + each.start) for each in intervals})
+        rows, hours = [], []
+        for record, each in enumerate(intervals):
+            start, end = OCTOBER + each.start, OCTOBER + each.end
+            held = end - start if each.state == "held" else 0
+            activity = (held, each.busy, each.idle, held - each.busy - each.idle, each.energy)
+            holder = workloads.get(each.workload)
+            number = accelerators[each.accelerator]
+            rows.append((number, holder, each.state, start, end, *activity, node_id, EPOCH, self._seq, record))
+            hours += [(number, hour) for hour in range(start - start % HOUR, end, HOUR)]
+        with self.connection.cursor() as cursor:
+            cursor.executemany(f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * 14)})", rows)
+            cursor.executemany("INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", hours)
 
     def dump(self) -> list[tuple[object, ...]]:
         """The ledger without what differs from run to run."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from gpuledger_collector.services import rating
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
@@ -32,8 +34,10 @@ def open_folder(prefix: str = "gpuledger-test-") -> Path:
 def postgres() -> Iterator[str]:
     """DSN of the session's server; its database is migrated and serves as the template, so leave it alone.
 
-    TEST_POSTGRES_DSN names an empty database of another server (Postgres 15 to 18) to run the tests on.
+    TEST_POSTGRES_DSN names an empty database of another server (Postgres 15 to 18) to run the tests on. Rating starts
+    no processes here, which on a slow machine it does for any month: tests of them ask for them.
     """
+    rating.WORKERS_FROM_S = math.inf
     if given := os.environ.get("TEST_POSTGRES_DSN"):
         migrate.upgrade(given)
         yield given

@@ -47,6 +47,13 @@ _WORKLOAD = (
     "%s, %s::jsonb, now()) ON CONFLICT (key) DO UPDATE SET key = excluded.key RETURNING id"
 )
 _OUT = "UPDATE capacity SET out_ms = %s WHERE accelerator_id = %s AND out_ms IS NULL"
+_INTERVAL = """
+INSERT INTO usage_interval (accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, unknown_ms,
+    energy_mj, node_id, epoch, seq, record)
+SELECT %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, (
+    SELECT node_id FROM capacity WHERE accelerator_id = %s AND (out_ms IS NULL OR out_ms > %s) ORDER BY in_ms LIMIT 1
+), %s, %s, %s
+"""
 _DIRTY_HOUR = "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)"
 _DATE = r"\d{4}-\d\d-\d\d"
 _WHO = r"(?P<id>\S+)(?P<tags>(?: \S+=\S+)*)"
@@ -69,6 +76,7 @@ class Story:
     rules: list[Rule] = field(default_factory=list)
     choices: list[PurchaseChoice] = field(default_factory=list)
     batches: int = 0
+    intervals: list[tuple[object, ...]] = field(default_factory=list)
     disputes: list[int] = field(default_factory=list)
 
     # what there is
@@ -583,6 +591,7 @@ class Story:
             raise Wrong(f"{verb!r} is no word that a line begins with")
         with self.connection.transaction():
             action(rest.strip())
+            self._write_intervals()
 
     def _workload(self, name: str, tags: dict[str, str], kind: str = "slurm") -> int:
         account, user = tags.pop("account", None), tags.pop("user", None)
@@ -599,33 +608,25 @@ class Story:
     def _usage_interval(
         self, accelerator, workload, state, start, end, held, busy, idle, record=None, energy=None
     ) -> None:
+        """Keep an interval, to be written with all others of its line."""
         if record is None:
             self.batches += 1
-        partitions.ensure(self.connection, "usage_interval", [start - start % DAY])
-        node = self._one(
-            "SELECT node_id FROM capacity WHERE accelerator_id = %s AND (out_ms IS NULL OR out_ms > %s) "
-            "ORDER BY in_ms LIMIT 1",
-            accelerator,
-            start,
-        )
-        row = (
-            accelerator,
-            workload,
-            state,
-            start,
-            end,
-            held,
-            busy,
-            idle,
-            held - busy - idle,
-            energy,
-            node,
-            EPOCH,
-            self.batches,
-            record or 0,
-        )
-        self.connection.execute(f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * len(row))})", row)
-        self.connection.execute(_DIRTY_HOUR, (accelerator, start - start % HOUR))
+        unknown = held - busy - idle
+        measured = (start, end, held, busy, idle, unknown, energy)
+        self.intervals.append((accelerator, workload, state, *measured, EPOCH, self.batches, record or 0))
+
+    def _write_intervals(self) -> None:
+        """Write what a line told of accelerators, and ask for the hours to be folded."""
+        if not self.intervals:
+            return
+        days = {start - start % DAY for _, _, _, start, *_ in self.intervals}
+        partitions.ensure(self.connection, "usage_interval", sorted(days))
+        rows = [(*row[:10], row[0], row[3], *row[10:]) for row in self.intervals]
+        hours_of = [(row[0], row[3] - row[3] % HOUR) for row in self.intervals]
+        self.intervals.clear()
+        with self.connection.transaction(), self.connection.cursor() as cursor:
+            cursor.executemany(_INTERVAL, rows)
+            cursor.executemany(_DIRTY_HOUR, hours_of)
 
     def _named(self, text: str) -> list[int]:
         found = []
