@@ -1,12 +1,15 @@
 """For every test: hypothesis' profile, and the gpuledger command line built once a process, since that is costly."""
 
 import functools
+import os
 import sys
 from typing import Any
 
 from fakes import profiles
 
 profiles.load()
+# Threads of OpenMP wait for each other by spinning: beside other tests two of them take five times as long as one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @functools.lru_cache(maxsize=1)

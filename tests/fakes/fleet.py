@@ -43,7 +43,8 @@ class Fleet:
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
-        self._seq = 0
+        # A copy of a world has batches already.
+        self._seq = self._one("SELECT coalesce(max(seq), 0) FROM usage_interval WHERE epoch = %s", EPOCH)
 
     def node(self, name: str) -> int:
         self.connection.execute(

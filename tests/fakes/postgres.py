@@ -1,4 +1,4 @@
-"""Real Postgres for tests: one embedded server a session, one fresh migrated database a test."""
+"""Real Postgres for tests: one embedded server a process, one database of its own a test."""
 
 import contextlib
 import itertools
@@ -7,12 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from fakes.worlds import Templates, worlds_of
 from gpuledger_collector.services import rating
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import migrate
@@ -21,6 +23,11 @@ from gpuledger_collector.storage.server.embedded import EmbeddedServer
 _numbers = itertools.count(1)
 _admins: dict[str, str] = {}
 """By the DSN of a session's server: that of its superuser."""
+_templates: dict[str, Templates] = {}
+"""By the DSN of a session's server: the worlds on it."""
+_users: list[object] = []
+"""One for each folder of tests whose fixture runs."""
+_servers = contextlib.ExitStack()
 
 
 def open_folder(prefix: str = "gpuledger-test-") -> Path:
@@ -34,25 +41,41 @@ def open_folder(prefix: str = "gpuledger-test-") -> Path:
 def postgres() -> Iterator[str]:
     """DSN of the session's server; its database is migrated and serves as the template, so leave it alone.
 
-    TEST_POSTGRES_DSN names an empty database of another server (Postgres 15 to 18) to run the tests on. Rating starts
-    no processes here, which on a slow machine it does for any month: tests of them ask for them.
+    One server, however many folders of tests take this fixture. TEST_POSTGRES_DSN names an empty database of another
+    one (Postgres 15 to 18) to run the tests on. Rating starts no processes here, which on a slow machine it does for
+    any month: tests of them ask for them.
     """
     rating.WORKERS_FROM_S = math.inf
-    if given := os.environ.get("TEST_POSTGRES_DSN"):
-        migrate.upgrade(given)
-        yield given
-        return
-    folder = open_folder()
-    # The tests lose nothing when this machine's power fails.
-    server = EmbeddedServer(folder, options={"fsync": "off", "full_page_writes": "off", "max_connections": "100"})
+    _users.append(object())
     try:
-        dsn = server.acquire()
-        migrate.upgrade(dsn)
-        _admins[dsn] = server.admin_dsn
-        yield dsn
+        if len(_users) == 1:
+            _servers.enter_context(_started())
+        yield next(iter(_templates))
     finally:
-        server.release()
-        shutil.rmtree(folder, ignore_errors=True)
+        _users.pop()
+        if not _users:
+            _servers.close()
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[None]:
+    """A server of our own, or the one that is given, while the block runs."""
+    with contextlib.ExitStack() as cleanup:
+        if not (dsn := os.environ.get("TEST_POSTGRES_DSN")):
+            folder = open_folder()
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            # The tests lose nothing when this machine's power fails.
+            options = {"fsync": "off", "full_page_writes": "off", "max_connections": "100"}
+            server = EmbeddedServer(folder, options=options)
+            cleanup.callback(server.release)
+            dsn = server.acquire()
+            _admins[dsn] = server.admin_dsn
+        migrate.upgrade(dsn)
+        templates = Templates(partial(fresh_database, dsn))
+        cleanup.callback(templates.close)
+        cleanup.callback(_templates.clear)
+        _templates[dsn] = templates
+        yield
 
 
 def administrator(postgres: str) -> str:
@@ -67,13 +90,14 @@ def superuser(postgres: str, dsn: str) -> str:
 
 
 @contextlib.contextmanager
-def fresh_database(postgres: str) -> Iterator[str]:
-    """DSN of a new database, migrated and empty, dropped at the end of the block."""
+def fresh_database(postgres: str, template: str | None = None) -> Iterator[str]:
+    """DSN of a new database, migrated and empty or a copy of `template`, dropped at the end of the block."""
     name = f"test_{next(_numbers)}"
-    admin, template = make_conninfo(administrator(postgres), dbname="postgres"), conninfo_to_dict(postgres)
-    owner = f'OWNER "{template["user"]}"' if "user" in template else ""
+    admin, given = make_conninfo(administrator(postgres), dbname="postgres"), conninfo_to_dict(postgres)
+    owner = f'OWNER "{given["user"]}"' if "user" in given else ""
+    source = template or given["dbname"]
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE {name} TEMPLATE "{template["dbname"]}" STRATEGY FILE_COPY {owner}')
+        connection.execute(f'CREATE DATABASE {name} TEMPLATE "{source}" STRATEGY FILE_COPY {owner}')
         connection.execute(f"REVOKE ALL ON DATABASE {name} FROM PUBLIC")
     try:
         yield make_conninfo(postgres, dbname=name)
@@ -83,10 +107,12 @@ def fresh_database(postgres: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def dsn(postgres: str) -> Iterator[str]:
-    """DSN of a database of this test's own, migrated and empty."""
-    with fresh_database(postgres) as made:
-        yield made
+def dsn(postgres: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """DSN of a database of this test's own: migrated and empty, or furnished as the world that the test takes."""
+    templates = [_templates[postgres].name_for(furnish) for furnish in worlds_of(request)]
+    assert len(templates) < 2, f"{request.node.name} takes two worlds, and can have one database"
+    with fresh_database(postgres, *templates) as own:
+        yield own
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from fakes.fleet import DAY, OCTOBER, Fleet
 from fakes.idle_day import furnish
 from fakes.ledger import Run, findings, fleet, run
+from fakes.worlds import world
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import MailWriters, NotificationReport, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
@@ -60,12 +61,19 @@ def apply(run: Run, tmp_path: Path) -> Callable[[str], tuple[int, str, str]]:
     return applied
 
 
-@pytest.fixture
-def idle_day(fleet: Fleet, findings: Database) -> Fleet:
+def furnish_idle_day(dsn: str) -> None:
     """The day of fakes.idle_day, looked at up to its end: ada's job rests since 06:00, job 3 never ran."""
+    fleet = Fleet(dsn)
     furnish(fleet)
     fleet.connection.execute("UPDATE workload SET name = 'train-yolo', user_name = 'ada' WHERE external_id = '1'")
-    find_idle(findings, OCTOBER + DAY)
+    fleet.connection.close()
+    find_idle(Database(dsn), OCTOBER + DAY)
+
+
+@pytest.fixture
+@world(furnish_idle_day)
+def idle_day(fleet: Fleet) -> Fleet:
+    """The fleet of `furnish_idle_day`."""
     return fleet
 
 
