@@ -5,6 +5,8 @@ import os
 import sys
 from typing import Any
 
+import pytest
+
 from fakes import profiles
 
 profiles.load()
@@ -27,6 +29,26 @@ def command_of(app: Any) -> Any:
     from typer.main import get_command
 
     return whole_command() if app.info.name == "gpuledger" else get_command(app)
+
+
+WORLDS = ("tests/dashboards/", "tests/pages/test_site", "tests/postgres/mcp/")
+"""Where tests share a ledger of the session: one process furnishes it."""
+LONGEST = ("tests/journeys/", "tests/scenarios/", *WORLDS, "tests/oracle/", "tests/pages/", "tests/postgres/")
+"""In the order in which they begin, so that no process is left alone with one of them at the end."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each file to one process, and each shared ledger; the longest first."""
+
+    def rank(item: pytest.Item) -> int:
+        return next((at for at, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
+
+    items.sort(key=rank)
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        group = next((start for start in WORLDS if file.startswith(start)), file)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_collection_finish() -> None:

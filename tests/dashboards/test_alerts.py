@@ -107,6 +107,7 @@ def promtool(*arguments):
 
 
 @needs_promtool
+@pytest.mark.slow
 def test_every_alert_fires_on_its_fault_and_not_on_a_healthy_fleet(tmp_path):
     """Both ways for each rule, by Prometheus' own evaluation."""
     assert set(FAULTS) == set(ALERTS)

@@ -1,6 +1,7 @@
 """An assistant: the SDK's own client before a server of this process, an address or a command."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,7 +96,13 @@ def over(
     dsn: str, now_ms: int, owner: Mapping[str, str] | None = None, url: str = "https://ledger.example"
 ) -> Assistant:
     """An assistant over a database in this process, for a finance reader or the viewer of an owner."""
-    reader = Principal("finance" if owner is None else "viewer", "tester", owner=owner)
+    return _over(dsn, now_ms, None if owner is None else tuple(sorted(owner.items())), url)
+
+
+@functools.lru_cache(maxsize=8)
+def _over(dsn: str, now_ms: int, owner: tuple[tuple[str, str], ...] | None, url: str) -> Assistant:
+    """Describing the tools to the SDK takes longer than most of their answers."""
+    reader = Principal("finance" if owner is None else "viewer", "tester", owner=None if owner is None else dict(owner))
     return Assistant(server.create(server.Source(Database(dsn), lambda: now_ms, lambda _: reader, url)))
 
 

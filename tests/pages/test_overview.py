@@ -270,6 +270,7 @@ def test_the_forecast_is_made_once_an_hour_and_not_waited_for():
     assert len(made) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (390, True)])
 @pytest.mark.parametrize("what", ["rated", "empty"])
 def test_it_is_good_to_look_at(request, overview, pictured, width, dark, what):

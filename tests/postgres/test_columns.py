@@ -6,9 +6,10 @@ import itertools
 import numpy as np
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.ingest.batches.attributes import ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import BinaryArray, blank, pack, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList
@@ -33,7 +34,7 @@ def table(dsn):
         yield connection
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30)
 @given(given_rows=rows)
 def test_packed_rows_arrive_as_they_were(table, given_rows):
     """Binary COPY of any rows with any pattern of absent values reads back as the same rows."""
@@ -56,7 +57,7 @@ def test_packed_rows_arrive_as_they_were(table, given_rows):
     assert sorted(arrived, key=repr) == sorted(expected, key=repr)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20)
 @given(
     singles=st.lists(floats32, min_size=1), doubles=st.lists(floats64, min_size=1), whole=st.lists(integers, min_size=1)
 )

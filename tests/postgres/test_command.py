@@ -37,6 +37,7 @@ def test_help_names_every_command():
         assert command in answer.stdout
 
 
+@pytest.mark.slow
 def test_the_database_is_made_checked_and_kept(folder):
     """check ends with 1 while migrations are pending, upgrade brings them, check ends with 0; nothing keeps running."""
     here = {"GPULEDGER_DATA_DIR": str(folder / "data")}
@@ -52,6 +53,7 @@ def test_the_database_is_made_checked_and_kept(folder):
     assert not (Path(home) / "cluster" / "postmaster.pid").exists()
 
 
+@pytest.mark.slow
 def test_an_outside_database_is_used_and_never_migrated_unasked(postgres):
     """By --dsn another database is looked at; one that was not migrated is a sentence with the cure, exit code 3."""
     assert gpuledger("db", "check", "--dsn", postgres).returncode == 0

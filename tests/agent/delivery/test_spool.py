@@ -8,9 +8,10 @@ import stat
 import uuid
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_agent.spool import BatchContents, DiskNearlyFull, Spool, SpoolUnavailable, uuid7
 
 NOW = 1_790_812_800_000
@@ -54,7 +55,7 @@ def test_numbers_start_at_one_and_never_come_again(spool, tmp_path):
     again.close()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.sampled_from(["add", "ack", "dead_letter", "restart", "crash", "split"]), max_size=25))
 def test_every_batch_is_accounted_for(tmp_path_factory, steps):
     """produced = acked + pending + dropped + dead after any sequence, also when the file is cut off by a crash."""

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.batches import HEARTBEAT, NOON_MS, batch
 from fakes.postgres import fresh_database
+from fakes.profiles import examples
 from gpuledger_collector.ingest.batches import commit, latest_values, validate
 from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits, WriteFailed
 from gpuledger_collector.ingest.batches.decode import decode
@@ -86,7 +87,7 @@ def latest_rows(connection):
     return connection.execute(f"SELECT {columns} FROM gpu_latest ORDER BY 1").fetchall()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40)
 @given(told=pieces)
 def test_one_by_one_and_all_at_once_are_the_same(connection, told):
     """Whatever is told in whatever order, late and in parts: merged and written once, it is what they leave."""
@@ -119,7 +120,7 @@ def beat_of(seq, status, second, epoch="0190a5c8-0000-7000-8000-000000000001"):
     return NodeHeartbeat(epoch, seq, heartbeat, None, NOW + dt.timedelta(seconds=second))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20)
 @given(told=beats)
 def test_beats_one_by_one_and_all_at_once_are_the_same(connection, told):
     """The newest of an epoch says how a node is, and the last that came when it was seen, however they are kept."""

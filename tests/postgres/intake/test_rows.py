@@ -4,11 +4,12 @@ import uuid
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.batches import HOUR_MS, NOON_MS, accelerator, workload
 from fakes.postgres import fresh_database
+from fakes.profiles import examples
 from gpuledger_collector.ingest.batches.attributes import ResolvedBatch
 from gpuledger_collector.ingest.batches.evidence import touched_hours
 from gpuledger_collector.ingest.batches.samples import SampleRows, join_samples
@@ -69,7 +70,7 @@ def numbered(seq, usage_intervals=(), block=None):
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20)
 @given(told=st.lists(st.lists(usage_interval(), max_size=5), min_size=1, max_size=3))
 def test_usage_intervals_arrive_as_they_were_said(connection, told):
     """States, holders, energy that is absent, zero or as large as can be, over midnight, from several batches."""

@@ -5,11 +5,12 @@ import itertools
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fakes.batches import NOON_MS, accelerator, batch, held, samples, workload
 from fakes.postgres import fresh_database
+from fakes.profiles import examples
 from gpuledger_collector.ingest.batches import validate
 from gpuledger_collector.ingest.batches.decode import decode
 from gpuledger_collector.ingest.batches.store import RENEW_SHARED_AFTER, Store
@@ -59,7 +60,7 @@ def slow_readings(connection, node):
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.0, 31.0, 79.0])), min_size=1, max_size=12))
 @example([(0, 0.0), (1, 79.0), (0, 0.0)])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10)
 def test_slow_metrics_change_where_they_changed(connection, reports):
     """A value that returns to what this process saw last, after another process saw a different one, is a change."""
     number = next(_numbers)

@@ -6,7 +6,7 @@ import json
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, Held
@@ -372,7 +372,6 @@ MATCHES = [BillMatch(sku="gpu", pool="a"), BillMatch(sku="gpu2", pool="b", gpus=
 PLACES = {(node, day.start_ms): NodeCapacity("a", 4_500_000) for node in ("n1", "n2") for day in DAYS}
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(LINES, max_size=12), st.lists(OBSERVED, max_size=12), st.booleans())
 def test_the_kinds_are_the_difference_whatever_the_bill(lines, observed, effective):
     """To the last of eighteen digits, in every currency, for every bill and ledger; kinds are those that are stated."""

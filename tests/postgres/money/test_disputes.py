@@ -6,7 +6,7 @@ import re
 
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
@@ -229,7 +229,6 @@ RULED = st.lists(PATHS, min_size=9, max_size=9)
 """Whom tags and rules charge, hour by hour."""
 
 
-@settings(max_examples=300)
 @given(
     st.lists(PIECES, max_size=12),
     st.lists(DECISIONS, max_size=6, unique_by=lambda one: one.id),

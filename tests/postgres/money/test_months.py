@@ -6,10 +6,11 @@ import threading
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
+from fakes.profiles import examples
 from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.refresh import refresh
@@ -94,7 +95,7 @@ def from_days(fleet, period):
         return asked(fleet, period)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15)
 @given(WRITES)
 def test_a_month_is_the_sum_of_its_days_after_any_writes(fleet, owners, writes):
     """Days written, changed, moved, removed in any order, months added up in between: all of it, or nothing."""

@@ -150,6 +150,7 @@ def test_every_bad_row_is_named_with_line_and_reason(tmp_path):
     assert "jobs.txt:4:suspended" in said[3]
 
 
+@pytest.mark.slow
 def test_a_months_jobs_become_a_bill(dsn, tmp_path):
     """Two accounts, three jobs: hours and money by team as Slurm counted them; the same file twice changes nothing."""
     prices = tmp_path / "prices.csv"

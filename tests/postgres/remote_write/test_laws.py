@@ -7,10 +7,11 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.postgres import fresh_database
+from fakes.profiles import examples
 from fakes.prometheus import STALE, Point, labels, one, pod, snappy, two
 from gpuledger_collector import wiring
 from gpuledger_collector.ingest.batches.store import Store
@@ -226,7 +227,7 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15)
 @given(made=scrapes(), data=st.data())
 def test_hours_depend_on_the_scrapes_alone(ledger, made, data):
     """Split into any requests, in any order, repeated, metered at any time, before and after a restart: one result."""
@@ -295,7 +296,6 @@ def damaged(message, places):
     return bytes(made)
 
 
-@settings(max_examples=200, deadline=None)
 @given(points, points, flips)
 def test_a_walked_body_is_what_protobuf_reads(before, made, flips):
     """Where the short way reads a message, damaged or not, it reads the same series and samples as protobuf."""
@@ -323,7 +323,6 @@ def test_a_walked_body_is_what_protobuf_reads(before, made, flips):
     assert accelerators[0] == accelerators[1]
 
 
-@settings(max_examples=200, deadline=None)
 @given(points, flips)
 def test_a_walked_body_with_symbols_is_what_protobuf_reads(made, flips):
     """The same for 2.0, whose series the short way knows after protobuf has read them."""
@@ -352,7 +351,6 @@ def test_the_common_form_is_walked():
     assert len(set(numbers.tolist())) == 8
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=400),

@@ -157,6 +157,7 @@ def team_of(folder, dsn):
     return {row["team"]: row for row in report["rows"]}.get("computer-vision", {})
 
 
+@pytest.mark.slow
 def test_the_pods_team_is_billed():
     """Some six seconds held, then not: the bill has them, to within the scrapes at both ends; nothing is refused."""
     folder = open_folder("gpuledger-remote-")

@@ -6,12 +6,13 @@ import json
 
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from psycopg import sql
 
 from fakes.fleet import DAY, HOUR, Held
 from fakes.postgres import fresh_database
+from fakes.profiles import examples
 from gpuledger_collector.storage.access import privacy
 
 pytestmark = pytest.mark.slow
@@ -212,7 +213,7 @@ def test_after_an_erasure_a_name_stands_only_where_it_must(two_months, run):
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
+@examples(30)
 def test_any_name_is_a_text_and_never_a_pattern(postgres, name):
     """A name with signs of regular expressions finds itself and nothing else."""
     with psycopg.connect(postgres) as connection:

@@ -6,9 +6,10 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
@@ -130,7 +131,7 @@ def check(connection, database):
             assert scaling.silence(opened, pool, NOW_MS) == silent(readings, pool)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12)
 @given(written=st.lists(WRITTEN, max_size=12))
 def test_sums_are_what_the_readings_say_whoever_wrote_them(connection, database, written):
     """New collectors and those of before write and replace in turn; missing sums change no answer, nor does making

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fakes.postgres import fresh_database
+from fakes.profiles import examples
 from fakes.two_teams import FOREIGN, ROLES, day, two_teams
 
 pytestmark = pytest.mark.slow
@@ -146,7 +147,7 @@ NAMES = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(
     path=st.sampled_from(PATHS),
     role=st.sampled_from(["viewer", "admin"]),

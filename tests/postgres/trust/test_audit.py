@@ -4,9 +4,10 @@ import json
 
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.access.audit import Change
 
@@ -153,7 +154,7 @@ def test_what_is_undone_is_not_logged(dsn):
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(12)
 @given(
     content=st.dictionaries(
         texts, texts | st.integers() | st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=4

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from fakes.pages import Page
 from fakes.postgres import fresh_database
+from fakes.profiles import examples
 from fakes.two_teams import day, two_teams
 from gpuledger_agent.daemon import LineFormatter
 from gpuledger_agent.diagnostics import once_text
@@ -329,7 +330,7 @@ def run(dsn: str, *words: str):
 
 @given(stored)
 @example(f"a\n{FORGED}\r\x1b[8m\u202e")
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@examples(3)
 def test_commands_show_escapes_and_no_line_more(named, name: str) -> None:
     """Tables, lists and CSV of a ledger in which everything has this name, as with a harmless one."""
     collector, _, rename = named
@@ -355,7 +356,7 @@ def test_commands_show_escapes_and_no_line_more(named, name: str) -> None:
 @example(".")
 @example("a/b?c#d%2F\\")
 @example(f"a/{MONTH}")
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@examples(4)
 def test_every_name_has_its_pages(named, name: str) -> None:
     """Every link of our own pages leads to a page, that of this owner or pool, and shows escapes only."""
     collector, secret, rename = named

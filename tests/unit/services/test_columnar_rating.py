@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.adjustments import Adjustment
@@ -157,7 +157,6 @@ def charged(world, *, together):
     return rated, rating.priced(usage, book)
 
 
-@settings(max_examples=300)
 @given(worlds())
 def test_together_as_alone(world):
     """The same charges in the same order, the same capacity, and a check that holds for both or for neither."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.insight.anomalies import detect, group_episodes, limits, next_limit, price_rises
 from gpuledger_collector.insight.series import Series
 
@@ -27,7 +28,7 @@ def calm(days=30, level=40.0, seed=0):
 values = st.lists(st.one_of(st.integers(0, 50).map(float), st.just(float("nan"))), min_size=1, max_size=24 * 25)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(values=values, cut=st.floats(0, 1), seed=st.integers(0, 100))
 def test_the_future_changes_nothing_in_the_past(values, cut, seed):
     """Judged with the rest cut off, an instant has the same score, band and flag."""
@@ -40,7 +41,7 @@ def test_the_future_changes_nothing_in_the_past(values, cut, seed):
         np.testing.assert_array_equal(getattr(long, name)[:count], getattr(short, name), err_msg=name)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(values=values, factor=st.sampled_from([1 / 1024, 0.25, 4.0, 65536.0]))
 def test_units_do_not_matter(values, factor):
     """Cents or dollars, GPUs or GPU-seconds: the same scores and flags, and a band in the new unit."""
@@ -50,7 +51,7 @@ def test_units_do_not_matter(values, factor):
     np.testing.assert_allclose(one.upper * factor, other.upper, rtol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(start=st.integers(14 * DAY, 28 * DAY), hours=st.integers(1, 72), seed=st.integers(0, 50))
 def test_silence_is_no_saving_and_no_alarm(start, hours, seed):
     """Hours without a value are not judged, and do not make an anomaly of the hours after them."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.insight.backtest import score, skill
 from gpuledger_collector.insight.forecast import forecast, methods, quantile_loss
 from gpuledger_collector.insight.forecast.analogs import (
@@ -36,7 +37,7 @@ def steps(seed, count=300, level=40):
 plausible = st.lists(st.one_of(st.integers(0, 400).map(float), st.just(float("nan"))), min_size=1, max_size=160)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(values=plausible, horizon=st.integers(1, 30))
 def test_quantiles_are_ordered_and_never_below_zero(values, horizon):
     """Any known history gives finite quantiles in order, none below zero, at the instants after the series' end."""
@@ -54,7 +55,7 @@ def test_quantiles_are_ordered_and_never_below_zero(values, horizon):
     assert made.at_ms.tolist() == [series.end_ms + HOUR * k for k in range(1, horizon + 1)]
 
 
-@settings(max_examples=15, deadline=None)
+@examples(10)
 @given(seed=st.integers(0, 10_000))
 def test_the_past_of_a_forecast_does_not_change_with_the_future(seed):
     """Appending values and cutting them off again gives the same forecast: nothing after the end is looked at."""

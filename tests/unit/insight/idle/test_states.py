@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.insight.idle.episodes import idle_episodes
 from gpuledger_collector.insight.idle.minutes import Minutes, carried
 from gpuledger_collector.insight.idle.states import State, classify
@@ -85,7 +86,7 @@ def anything(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(minutes=anything())
 def test_every_minute_has_exactly_one_state(minutes):
     """A state of the eleven for each minute; unknown minutes are `no_data`, and only they; factors are parts."""
@@ -97,7 +98,7 @@ def test_every_minute_has_exactly_one_state(minutes):
     assert (made.since <= np.arange(minutes.shape[1])).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(minutes=anything(), part=st.floats(0.05, 1))
 def test_the_future_changes_nothing_in_the_past(minutes, part):
     """With the later minutes cut off, the earlier ones keep their states, beginnings and factors."""
@@ -107,7 +108,7 @@ def test_the_future_changes_nothing_in_the_past(minutes, part):
         np.testing.assert_array_equal(getattr(whole, name)[:, :count], getattr(cut, name), err_msg=name)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(minutes=anything())
 def test_episodes_are_disjoint_and_inside(minutes):
     """No two flagged usage intervals of an accelerator overlap; each begins before its flag and wastes known minutes

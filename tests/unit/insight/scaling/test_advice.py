@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.insight.scaling import ScalingLimits, advise
 from gpuledger_collector.insight.scaling.choice import SelectionRules
 from gpuledger_collector.insight.scaling.replay import CandidateReplay
@@ -34,7 +35,7 @@ def test_advice_is_a_number_with_a_sentence():
     assert "GPUs" in got.reason
 
 
-@settings(max_examples=10, deadline=None)
+@examples(8)
 @given(seed=st.integers(0, 1000), cut=st.integers(0, 4 * PER_DAY))
 def test_never_below_the_demand_of_now(seed, cut):
     """Whatever the history and however much of it, the advice covers what is wanted now."""

@@ -7,9 +7,10 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.insight.backtest import ScalingScenario, backtest_scaling
 from gpuledger_collector.insight.pool_backtest import backtest_pool
 from gpuledger_collector.insight.rates import GpuHourRate, money_micro
@@ -78,7 +79,7 @@ def test_each_limit_decides_where_it_binds_and_is_named(limits, past, gpus, said
     assert (f"{said} of the pool decides" in reason) if said else ("decides" not in reason)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(
     floor=st.integers(0, 30),
     room=st.integers(0, 60),
@@ -173,7 +174,7 @@ def wild(seed, days=24):
     return np.maximum(np.round(rhythm + level + bursts), 0)
 
 
-@settings(max_examples=6, deadline=None)
+@examples(5)
 @given(seed=st.integers(0, 10_000), cap=st.sampled_from([1.1, 1.25]), delay=st.sampled_from([1, 2]))
 def test_ours_harms_nobody(seed, cap, delay):
     """On any demand ours waits no more than the reactive setting tuned on the history, for at most 2 % more.

@@ -6,9 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.profiles import examples
 from gpuledger_collector.cli import main
 from gpuledger_collector.insight.backtest import ScalingScenario, TooShort, backtest_scaling
 from gpuledger_collector.insight.scaling.lookahead import climate, drift, rises
@@ -83,7 +84,7 @@ def test_the_horizontal_autoscaler_follows_its_rule():
     assert grown[-1] == 20
 
 
-@settings(max_examples=30, deadline=None)
+@examples(20)
 @given(values=st.lists(st.integers(0, 50), min_size=1, max_size=60), window=st.integers(1, 20))
 def test_the_rolling_maximum_is_the_maximum_of_the_window(values, window):
     """The doubling trick gives what the plain definition gives."""
@@ -143,7 +144,7 @@ def test_ours_waits_less_than_the_tuned_reactive_on_a_daily_rhythm():
     assert done.predictive_days > 0
 
 
-@settings(max_examples=8, deadline=None)
+@examples(5)
 @given(seed=st.integers(0, 1000), cap=st.sampled_from([1.02, 1.05, 1.1]))
 def test_ours_keeps_to_the_money(seed, cap):
     """Capacity stays within the cap or the tuned setting's cost, also where the days after the history are wilder."""
@@ -163,7 +164,6 @@ def guarded(demand, own, reference, delay, node=0.0, lent=0.0, ratio=1.02):
     return ours, simulate(demand, reference[:, None], reference[:, None], delay, 1, node)[:, 0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     delay=st.integers(1, 5),
