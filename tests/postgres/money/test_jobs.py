@@ -109,6 +109,12 @@ class Stopping:
         with self.database.transaction(*needed_locks, **options) as connection:
             yield _StoppingConnection(connection, self)
 
+    @contextmanager
+    def sharing_connection(self):
+        with self.database.sharing_connection() as shared:
+            self.database = shared
+            yield self
+
 
 class _StoppingConnection:
     def __init__(self, connection, database) -> None:
