@@ -125,7 +125,7 @@ def _may_change(connection: Connection, hours: Sequence[tuple[int, int]]) -> boo
     """
     hours_ms = [hour_ms for _, hour_ms in hours]
     bounds = {"ids": sorted({number for number, _ in hours}), "from": min(hours_ms), "until": max(hours_ms) + HOUR_MS}
-    return any(connection.execute(query, bounds).fetchone() for query in (_ANY_MINUTE, _ANY_ROW))
+    return any(connection.execute(query, bounds).fetchone() is not None for query in (_ANY_MINUTE, _ANY_ROW))
 
 
 def _recompute_hour(connection: Connection, hour_ms: int, nodes: Sequence[int]) -> None:
