@@ -76,15 +76,16 @@ def rate_usage(
 ) -> int:
     """Rate every day of the period that needs it, up to now, and add up months that are over; how many days were rated.
 
+    Days whose price follows from a day that was just rated are rated as well, so that a second run changes nothing.
     `stopping` is asked before each day: True leaves the rest to the next run. Corrections of closed days are booked on
     the day of `book_at_ms` (None: now), or the first open one after it. With `workers`, days that would take long are
     rated by as many processes.
     """
     with database.sharing_connection() as shared:
-        return _rate_days(shared, now_ms, period, on_day, stopping, book_at_ms, workers)
+        return _rate_requested(shared, now_ms, period, on_day, stopping, book_at_ms, workers)
 
 
-def _rate_days(
+def _rate_requested(
     database: Database,
     now_ms: int,
     period: Period,
@@ -93,22 +94,45 @@ def _rate_days(
     book_at_ms: int | None,
     workers: int,
 ) -> int:
-    days, independent, month_missing = _to_rate(database, period, now_ms)
+    rated: set[int] = set()
+    while True:
+        requested, independent, month_missing = _to_rate(database, period, now_ms)
+        # Each day once: rating requests later days only, and evidence that keeps arriving must not delay a report.
+        days = [day_ms for day_ms in requested if day_ms not in rated]
+        count = 0
+        for count in _rate_days(database, days, stopping, now_ms, book_at_ms, workers if independent else 1):
+            if on_day is not None:
+                on_day(len(rated) + count, len(rated) + len(days))
+        rated.update(days[:count])
+        if count < len(days):
+            return len(rated)
+        if independent or not days:
+            break
+    while (rated or month_missing) and not stopping() and _add_up_month(database, now_ms):
+        pass
+    return len(rated)
+
+
+def _rate_days(
+    database: Database,
+    days: Sequence[int],
+    stopping: Callable[[], bool],
+    now_ms: int,
+    book_at_ms: int | None,
+    workers: int,
+) -> Iterator[int]:
+    """Rate days in their order, or by worker processes in any; yields the number of days done until asked to stop."""
     started = time.monotonic()
     # A transaction for each day: its lock is released between days, and an interrupted run loses one day at most.
     for done, day_ms in enumerate(days):
         if stopping():
-            return done
+            return
         seconds_left = (time.monotonic() - started) / max(done, 1) * (len(days) - done)
-        if done and independent and workers > 1 and seconds_left > WORKERS_FROM_S:
-            _rate_by_workers(database, days, done, workers, now_ms, book_at_ms, on_day)
-            break
+        if done and workers > 1 and seconds_left > WORKERS_FROM_S:
+            yield from _rate_by_workers(database, days, done, workers, now_ms, book_at_ms)
+            return
         rate_day(database, day_ms, now_ms, book_at_ms)
-        if on_day is not None:
-            on_day(done + 1, len(days))
-    while (days or month_missing) and not stopping() and _add_up_month(database, now_ms):
-        pass
-    return len(days)
+        yield done + 1
 
 
 def _to_rate(database: Database, period: Period, now_ms: int) -> tuple[Sequence[int], bool, bool]:
@@ -116,7 +140,7 @@ def _to_rate(database: Database, period: Period, now_ms: int) -> tuple[Sequence[
     with database.transaction(read_only=True) as connection:
         calendar = zones.calendar(connection)
         if not rated_days.misaligned(connection, calendar):
-            days = rated_days.days_to_rate(connection, _with_months_before(connection, period), now_ms)
+            days = rated_days.days_to_rate(connection, with_months_before(connection, period), now_ms)
             independent = bool(days) and not tiered_month(connection, calendar, Period(days[0], days[-1] + 1))
             return days, independent, months.missing(connection, calendar, now_ms) is not None
     with database.transaction(Lock.LEDGER) as connection:
@@ -125,21 +149,14 @@ def _to_rate(database: Database, period: Period, now_ms: int) -> tuple[Sequence[
 
 
 def _rate_by_workers(
-    database: Database,
-    days: Sequence[int],
-    done: int,
-    workers: int,
-    now_ms: int,
-    book_at_ms: int | None,
-    on_day: OnDay | None,
-) -> None:
+    database: Database, days: Sequence[int], done: int, workers: int, now_ms: int, book_at_ms: int | None
+) -> Iterator[int]:
     # Imported here: a command that rates a few days starts no process.
     from gpuledger_collector.services import rating_workers
 
     retried(partial(_forget_months, database, days))
     for count in rating_workers.rate_days(database, days[done:], workers, now_ms, book_at_ms):
-        if on_day is not None:
-            on_day(done + count, len(days))
+        yield done + count
 
 
 def _forget_months(database: Database, days: Sequence[int]) -> None:
@@ -161,7 +178,7 @@ def _add_up_month(database: Database, now_ms: int) -> bool:
         return months.add_up(connection, lambda: zones.calendar(connection), now_ms)
 
 
-def _with_months_before(connection: Connection, period: Period) -> Period:
+def with_months_before(connection: Connection, period: Period) -> Period:
     """The period from the start of its first month where a tier counts the hours since then."""
     if period == ALWAYS:
         return period

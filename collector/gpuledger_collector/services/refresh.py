@@ -6,7 +6,7 @@ import os
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.services.hourly_usage import fold_usage
-from gpuledger_collector.services.rating import OnDay, booking_day, rate_usage
+from gpuledger_collector.services.rating import OnDay, booking_day, rate_usage, with_months_before
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.database import Database
 
@@ -25,10 +25,11 @@ def refresh(
     """
     if database.standby:
         return 0
-    whole = Period(min(day.start_ms for day in period.days()), period.end_ms)
+    asked = Period(min(day.start_ms for day in period.days()), period.end_ms)
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     rated = 0
-    for closed in _to_correct(database, whole, now_ms if book_at_ms is None else book_at_ms):
+    to_correct, whole = _to_refresh(database, asked, now_ms if book_at_ms is None else book_at_ms)
+    for closed in to_correct:
         fold_usage(database, closed)
         rated += rate_usage(database, now_ms, closed, on_day, book_at_ms=book_at_ms, workers=workers)
     # Closed months first: their corrections are booked on days of this period.
@@ -36,11 +37,14 @@ def refresh(
     return rated + rate_usage(database, now_ms, whole, on_day, workers=workers)
 
 
-def _to_correct(database: Database, period: Period, book_at_ms: int) -> list[Period]:
-    """Closed months with days to fold or rate again, where what changes them is booked in the period: one query."""
+def _to_refresh(database: Database, period: Period, book_at_ms: int) -> tuple[list[Period], Period]:
+    """Closed months with days to fold or rate again, where what changes them is booked in the period; and the period
+    with the days before it whose hours its prices depend on.
+    """
     with database.transaction(read_only=True) as connection:
+        whole = with_months_before(connection, period)
         marked = periods.marked(connection)
         if not marked:
-            return []
+            return [], whole
         booked_ms = booking_day(connection, book_at_ms)
-        return list(marked) if period.start_ms <= booked_ms < period.end_ms else []
+        return list(marked) if period.start_ms <= booked_ms < period.end_ms else [], whole
