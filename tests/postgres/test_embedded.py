@@ -1,8 +1,10 @@
 """The embedded Postgres: started, joined, killed, restarted, stopped; by root and by an ordinary user."""
 
 import contextlib
+import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -17,11 +19,13 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from typer.testing import CliRunner
 
 from fakes.postgres import open_folder
+from gpuledger_collector.cli import build
 from gpuledger_collector.storage.access import readers, row_level_security
 from gpuledger_collector.storage.errors import EnvironmentLacks
-from gpuledger_collector.storage.server import binaries, embedded, embedded_roles, migrate
+from gpuledger_collector.storage.server import binaries, embedded, embedded_roles, migrate, schema_rights
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import partitions
 
@@ -526,3 +530,62 @@ def test_a_reader_opens_no_other_database(server):
     for name in ("postgres", "template1"):
         with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
             psycopg.connect(make_conninfo(server.dsn, user="dashboards", password="a password", dbname=name))
+
+
+def test_each_of_forty_sessions_creates_the_partition_of_a_new_day(server):
+    """A session on a reserved connection is the owner of its database as well: a new day is taken in all the same."""
+    migrate.upgrade(server.dsn)
+    with contextlib.ExitStack() as stack:
+        for number in range(40):
+            session = stack.enter_context(psycopg.connect(server.dsn, autocommit=True))
+            partitions.ensure(session, "usage_interval", [(30_000 + number) * partitions.DAY_MS])
+
+
+CREATORS = (
+    "SELECT a.grantee::regrole::text FROM pg_namespace n, aclexplode(n.nspacl) a "
+    "WHERE n.nspname = 'public' AND a.privilege_type = 'CREATE' ORDER BY 1"
+)
+
+
+def test_a_ledger_of_before_gets_its_own_right_to_create_partitions(folder):
+    """Earlier versions left the right to the owner of the database; whoever joins the server next adds it."""
+    server = EmbeddedServer(folder)
+    migrate.upgrade(server.acquire())
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("REVOKE CREATE ON SCHEMA public FROM gpuledger")
+        assert connection.execute(CREATORS).fetchall() == [("pg_database_owner",)]
+    joining = EmbeddedServer(folder)
+    joining.acquire()
+    joining.release()
+    with psycopg.connect(server.dsn) as connection:
+        assert connection.execute(CREATORS).fetchall() == [("gpuledger",), ("pg_database_owner",)]
+    server.release()
+
+
+def test_db_upgrade_grants_the_right_on_a_server_of_somebody_else(server):
+    """A server given by DSN has no supervisor: the owner of the database may grant it to itself."""
+    migrate.upgrade(server.dsn)
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("REVOKE CREATE ON SCHEMA public FROM gpuledger")
+    migrate.upgrade(server.dsn)
+    with psycopg.connect(server.dsn) as connection:
+        assert connection.execute(CREATORS).fetchall() == [("gpuledger",), ("pg_database_owner",)]
+
+
+def test_where_the_right_is_missing_the_statement_for_the_administrator_is_said(server, caplog):
+    """The database belongs to somebody else, and the schema to the owner of the database."""
+    migrate.upgrade(server.dsn)
+    with psycopg.connect(server.admin_dsn, autocommit=True) as connection:
+        connection.execute("ALTER DATABASE gpuledger OWNER TO gpuledger_admin")
+        connection.execute("GRANT CONNECT, TEMPORARY ON DATABASE gpuledger TO gpuledger")
+        connection.execute("REVOKE CREATE ON SCHEMA public FROM gpuledger")
+    migrate.upgrade(server.dsn)
+    (statement,) = re.findall(r"`(GRANT .*)`", caplog.text)
+    result = CliRunner().invoke(build(), ["doctor", "--format", "json", "--dsn", server.dsn])
+    finding = next(each for each in json.loads(result.stdout) if each["topic"] == "partitions")
+    assert (finding["verdict"], statement in finding["remedy"]) == ("bad", True)
+    with psycopg.connect(server.admin_dsn, autocommit=True) as connection:
+        connection.execute(statement)
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        assert schema_rights.missing(connection) == ""
+        partitions.ensure(connection, "usage_interval", [30_000 * partitions.DAY_MS])

@@ -21,7 +21,7 @@ from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access import readers, row_level_security
 from gpuledger_collector.storage.ledger.health import LedgerHealth, read_declarations, read_health
-from gpuledger_collector.storage.server import distribution
+from gpuledger_collector.storage.server import distribution, schema_rights
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.plurals import plural
 
@@ -73,12 +73,14 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
             declared = read_declarations(connection, declared_ms, declared_ms - DAYS * DAY_MS)
             remedy = "" if row_level_security.is_enabled(connection) else row_level_security.advice(connection)
             unlimited = readers.not_held(connection)
+            grant = schema_rights.missing(connection)
             unfiltered = sorted(distribution.managed(connection) & row_level_security.OWNED.keys())
     return [
         ok("database", f"PostgreSQL {version.split()[0]} answers, its schema is current"),
         *ledger(seen, now_ms),
         viewers(remedy, unfiltered),
         *roles(unlimited),
+        *rights(grant),
         *remediation(declared, chosen, declared_ms),
     ]
 
@@ -167,6 +169,16 @@ def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Finding:
     if not remedy:
         return ok("viewers", "row-level security holds viewers over HTTP to their rows")
     return note("viewers", "only the collector's own filters hold viewers over HTTP to their rows", remedy)
+
+
+def rights(grant: str) -> Iterator[Finding]:
+    """Whether every session may create the partition of a new day; `grant`: the statement that is missing."""
+    if grant:
+        yield bad(
+            "partitions",
+            "sessions of the collector may be refused the partition of a new day, and its batches then wait",
+            f"run `gpuledger db upgrade`, or let an administrator of the database run: {grant}",
+        )
 
 
 def roles(unlimited: Sequence[str]) -> Iterator[Finding]:

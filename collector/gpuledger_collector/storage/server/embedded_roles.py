@@ -15,6 +15,7 @@ from psycopg import sql
 
 from gpuledger_collector.storage.access.readers import FUNCTIONS
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.server import schema_rights
 
 Open = Callable[[str, str, str], contextlib.AbstractContextManager[Connection]]
 """Opens an autocommit connection as a role, with a password, to a database."""
@@ -76,6 +77,8 @@ def set_up(open_as: Open, owner_password: str, admin_password: str) -> None:
             connection.execute(change.format(sql.SQL(kind), sql.SQL(name), sql.Identifier(OWNER)))
         for (name,) in connection.execute(_OPEN_TO_ALL).fetchall():
             connection.execute(sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(sql.SQL(name)))
+        if not schema_rights.has_grant(connection, OWNER):
+            connection.execute(schema_rights.grant(OWNER))
 
 
 def is_complete(connection: Connection) -> bool:
@@ -84,6 +87,7 @@ def is_complete(connection: Connection) -> bool:
         _is_set_up(connection)
         and connection.execute(_FOREIGN, {"owner": OWNER}).fetchone() is None
         and connection.execute(_OPEN_TO_ALL).fetchone() is None
+        and schema_rights.has_grant(connection, OWNER)
     )
 
 

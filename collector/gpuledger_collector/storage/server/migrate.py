@@ -26,7 +26,7 @@ from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.database import SUPPORTED, Database
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, TablesLocked
 from gpuledger_collector.storage.locks import ABOUT, Lock
-from gpuledger_collector.storage.server import replicas, schema_version
+from gpuledger_collector.storage.server import replicas, schema_rights, schema_version
 
 PHASES = ("pre", "post")
 LOCK_TRIES = 60
@@ -163,7 +163,8 @@ def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
     """Bring the database to the latest revision.
 
     It stops before a `post` migration when `post` is False, unless the database is new, and while an older collector is
-    alive. Row-level security is enabled afterwards, where this user may. Raises StorageError.
+    alive. Row-level security is enabled afterwards, and partitions are allowed to every session,
+    where this user may. Raises StorageError.
     """
     before = status(dsn)
     if not before.supported:
@@ -177,6 +178,7 @@ def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
     finally:
         with _database(dsn).connect() as connection:
             row_level_security.enable(connection, LOCK_TRIES, LOCK_PAUSE_SECONDS)
+            schema_rights.grant_to_self(connection)
 
 
 def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:
