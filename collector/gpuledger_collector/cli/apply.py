@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument
 
+from gpuledger_collector import wiring
 from gpuledger_collector.accounting.problems import in_order
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
@@ -18,7 +19,6 @@ from gpuledger_collector.storage.billing import locations
 from gpuledger_collector.storage.billing.declarations import DeclarationRefused
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -50,7 +50,7 @@ def apply(
     with open_session(dsn, config) as session:
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
-                outcomes = apply_declared(connection, parsed, now())
+                outcomes = apply_declared(connection, parsed, wiring.now())
                 warn_of_regions(connection)
         except DeclarationRefused as error:
             for problem in error.problems:

@@ -13,6 +13,7 @@ from zoneinfo import available_timezones
 
 from typer import Argument, Option
 
+from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.accounting.problems import Problem, in_order
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
@@ -42,7 +43,6 @@ from gpuledger_collector.storage.ledger import inventory as placements
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
 
 
@@ -151,7 +151,7 @@ def write_usage(session: Session, parsed: UsageFile, dry_run: bool) -> str:
         return _write(
             session,
             "workloads",
-            lambda connection: imports.add_usage(connection, parsed.rows, now(), parsed.columns),
+            lambda connection: imports.add_usage(connection, parsed.rows, wiring.now(), parsed.columns),
             dry_run,
         )
     except imports.ImportedOtherwise as error:
@@ -222,7 +222,7 @@ def prices(
         parsed.problems = price_book.currency_changes(connection, parsed.rows)
         refuse_bad(file, parsed, skip_bad)
         bad = {problem.source.rpartition(":")[0] for problem in parsed.problems}
-        outcome = price_book.add(connection, [price for price in parsed.rows if price.source not in bad], now())
+        outcome = price_book.add(connection, [price for price in parsed.rows if price.source not in bad], wiring.now())
         warn_of_regions(connection)
         return outcome
 
@@ -247,7 +247,7 @@ def inventory(
     refuse_bad(file, parsed, skip_bad)
     _write_file(
         "placements of accelerators",
-        lambda connection: placements.replace(connection, parsed.rows, now()),
+        lambda connection: placements.replace(connection, parsed.rows, wiring.now()),
         dsn,
         config,
         dry_run,
@@ -305,7 +305,11 @@ def bill(
         refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported")
     rows = [(key.provider, Period(key.start_ms, key.end_ms), lines) for key, lines in parsed.bills.items()]
     _write_file(
-        "bills", lambda connection: bills.add(connection, rows, file.name, parsed.sha256, now()), dsn, config, dry_run
+        "bills",
+        lambda connection: bills.add(connection, rows, file.name, parsed.sha256, wiring.now()),
+        dsn,
+        config,
+        dry_run,
     )
 
 
@@ -328,7 +332,7 @@ def queue(
     with busy(f"reading {file.name}"):
         parsed = read_queue(file, source, pool_name(pool), instants(any_instant))
     refuse_bad(file, parsed, skip_bad)
-    _write_file("readings", lambda connection: queues.add(connection, parsed.rows, now()), dsn, config, dry_run)
+    _write_file("readings", lambda connection: queues.add(connection, parsed.rows, wiring.now()), dsn, config, dry_run)
 
 
 @app.command(epilog="Example: sacctmgr -P show assoc > assoc.txt && gpuledger import shares assoc.txt --pool h100")
@@ -358,7 +362,7 @@ def shares(
     rows = [replace(share, read_from=read_from) for share in parsed.rows]
     _write_file(
         "shares",
-        lambda connection: declarations.replace_shares(connection, rows, now(), read_from),
+        lambda connection: declarations.replace_shares(connection, rows, wiring.now(), read_from),
         dsn,
         config,
         dry_run,

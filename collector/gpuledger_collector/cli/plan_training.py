@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from psycopg import IsolationLevel
 from typer import Option
 
+from gpuledger_collector import wiring
 from gpuledger_collector.accounting.currencies import currency_problem
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.pricing import PriceBook, model_match
@@ -52,7 +53,6 @@ from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.storage.billing import budgets, locations, prices
 from gpuledger_collector.storage.ledger import past_runs
 from gpuledger_collector.storage.ledger.past_runs import PastRun
-from gpuledger_collector.wiring import now
 
 app = new_app()
 LOOK_BACK_DAYS = 90
@@ -285,7 +285,7 @@ def _save_budget(
         refuse("--save-budget: there is no money without --rate or --price-book")
     if owner is None:
         refuse("--save-budget: say whose it is, for example --owner team=vision")
-    first = _first_day(start, now().date())
+    first = _first_day(start, wiring.now().date())
     try:
         last = first + dt.timedelta(seconds=expected.wall_seconds) + dt.timedelta(days=1)
     except OverflowError:
@@ -309,7 +309,7 @@ def _save_budget(
         connection.isolation_level = IsolationLevel.REPEATABLE_READ
         with connection.transaction():
             others = [budget for budget in budgets.current(connection) if budget.name != name]
-            outcome = budgets.replace(connection, [*others, *added], now())
+            outcome = budgets.replace(connection, [*others, *added], wiring.now())
     verdict = "saved" if outcome.added else "replaced the one before" if outcome.updated else "is the same as before"
     return (
         f"budget {name!r} {verdict}: {expected.cost:,f} {rate.currency} for {added[0].owner_label} {first} to {last}; "

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
+from gpuledger_collector import wiring
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.money import format_minor
 from gpuledger_collector.accounting.owned_hardware import PARTS
@@ -20,7 +21,6 @@ from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.config.prices import DeclaredPrice
 from gpuledger_collector.storage.billing import commitments, locations, prices
-from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
 
 app = new_app(name="prices", help="The price book: dated rates, versions never edited.", no_args_is_help=True)
@@ -148,7 +148,7 @@ def set_price(
     with open_session(dsn, config) as session:
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
-                outcome = prices.add(connection, declared, now())
+                outcome = prices.add(connection, declared, wiring.now())
                 warn_of_regions(connection)
         except prices.CurrencyChanged as error:
             refuse("; ".join(f"--currency: {problem.message}" for problem in error.problems))

@@ -45,7 +45,6 @@ from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger import rules
 from gpuledger_collector.storage.ledger.rows import UsageRow
-from gpuledger_collector.wiring import now
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -161,8 +160,8 @@ def _start_prometheus(
     if asked.dry_run:
         print(f"nothing was read{dry_run_note(asked.dry_run)}")
         return
-    prometheus.declare_teams(session, known, now())
-    past = prometheus.read_past(session, settings, api, period, now())
+    prometheus.declare_teams(session, known, wiring.now())
+    past = prometheus.read_past(session, settings, api, period, wiring.now())
     say(prometheus.summary(past))
     with session.database.transaction(read_only=True) as connection:
         has_rules = bool(rules.current(connection))
@@ -316,7 +315,7 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
     """
     try:
         with session.database.transaction(dry_run=dry_run) as connection:
-            outcome = prices.add(connection, [price], now())
+            outcome = prices.add(connection, [price], wiring.now())
     except prices.CurrencyChanged:
         rate = f"--rate {price.rate.normalize():f} --currency {price.currency}"
         refuse(
