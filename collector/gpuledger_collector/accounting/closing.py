@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
 
 from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, SharedPart
@@ -141,6 +143,30 @@ def receipt(
             for currency in sorted({invoice.currency for invoice in billed})
         },
         "corrections": {"lines": len(corrections), "micro": dict(sorted(corrected.items()))},
+    }
+
+
+def billed_directly(lines: Iterable[ExportedCharge], level: str) -> dict[tuple[str, str], tuple[int]]:
+    """Micro-units of lines by the owner and the currency of their invoices, without shares of common costs."""
+    return {(invoice.owner, invoice.currency): (invoice.micro,) for invoice in invoices(lines, level)}
+
+
+def receipt_direct(content: Mapping[str, Any]) -> dict[tuple[str, str], tuple[int]]:
+    """The same as a receipt states it."""
+    return {
+        (row["owner"], row["currency"]): (row["micro"] - row.get("shared_micro", 0),)
+        for row in content.get("invoices", ())
+    }
+
+
+def receipt_amounts(content: Mapping[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Micro-units and minor units of a receipt's invoices, by owner and currency."""
+    return {
+        (row["owner"], row["currency"]): (
+            row["micro"],
+            int(Decimal(row["amount"]).scaleb(minor_digits(row["currency"]))),
+        )
+        for row in content.get("invoices", ())
     }
 
 

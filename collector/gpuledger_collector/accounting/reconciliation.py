@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from gpuledger_collector.accounting.identities import ADJUSTMENTS, CAPACITY, MONTHS, Identity, Mismatch
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.placement import RefusedClaim
@@ -69,8 +70,10 @@ class Reconciliation:
     """Adjustments of its days beside capacity x rate: micro-units by name and currency."""
     nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Node costs, which are part of the whole: micro-units by name and currency."""
-    misadjusted: Sequence[int] = ()
-    """Days (unix ms) whose adjustments are not what policies and entries make of what was held."""
+    mismatches: Sequence[Mismatch] = ()
+    """Where an identity of the ledger does not hold, with both amounts; days and months stand in their own fields."""
+    compared: Sequence[Identity] = ()
+    """The identities that were asked."""
     claims: Sequence[RefusedClaim] = ()
     """Claims of the period that were refused and that nobody has decided."""
 
@@ -87,8 +90,24 @@ class Reconciliation:
 
     @property
     def holds(self) -> bool:
-        """Whether every day's sums agree, its adjustments with what they follow from, and every month with its days."""
-        return all(day.holds for day in self.days) and not self.untrue_months and not self.misadjusted
+        """Whether every identity holds that was asked: no report may call a ledger right that this calls wrong."""
+        return all(day.holds for day in self.days) and not self.untrue_months and not self.mismatches
+
+    def identity_holds(self, identity: Identity) -> bool | None:
+        """Whether one identity holds; None when it was not asked."""
+        if identity not in self.compared:
+            return None
+        if identity is CAPACITY:
+            return all(day.holds for day in self.days)
+        if identity is MONTHS:
+            return not self.untrue_months
+        return all(mismatch.identity is not identity for mismatch in self.mismatches)
+
+    @property
+    def misadjusted(self) -> list[int]:
+        """Days (unix ms) whose adjustments are not what policies and entries make of what was held."""
+        dates = {mismatch.place["day"] for mismatch in self.mismatches if mismatch.identity is ADJUSTMENTS}
+        return [day.day_ms for day in self.days if self.calendar.date_of(day.day_ms).isoformat() in dates]
 
     @property
     def currencies(self) -> list[str]:

@@ -24,7 +24,7 @@ from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.cells import json_text, lines_text
-from gpuledger_collector.services.close import CannotClose, close_period, verify
+from gpuledger_collector.services.close import CannotClose, Verification, close_period, verify
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import periods as closed_periods
 from gpuledger_collector.storage.ledger import reports
@@ -37,6 +37,7 @@ COLUMNS = (
     number("lines"),
     Column("seal"),
     Column("intact"),
+    Column("wrong"),
 )
 
 
@@ -84,15 +85,17 @@ def close(
 @app.command(epilog="Example: gpuledger periods --verify 2026-10")
 def periods(
     check: Annotated[
-        str | None, Option("--verify", metavar="YYYY-MM", help="Check that month's lines against its seal.")
+        str | None,
+        Option("--verify", metavar="YYYY-MM", help="Check that month's lines against its seal, and its reports."),
     ] = None,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List the closed months, or check the seal of one.
+    """List the closed months, or check one: its lines against its seal, and all that its reports read against them.
 
-    Ends with 1 when the lines no longer match a seal.
+    Ends with 1 when the lines no longer match a seal, or when the ledger of days or of months, a recorded sum, the
+    receipt or an invoice no longer matches the lines.
     """
     if check is not None:
         _month(check)
@@ -100,7 +103,7 @@ def periods(
         closed = [period for period in closed_periods.closed(connection) if check in (None, period.name)]
         if check is not None and not closed:
             refuse(f"{check} is open: there is no seal yet", FINDINGS)
-        intact = {period.name: verify(connection, period) for period in closed if check is not None}
+        checked = {period.name: verify(connection, period) for period in closed if check is not None}
     rows = [
         {
             "period": period.name,
@@ -109,7 +112,7 @@ def periods(
             "closed_by": period.closed_by,
             "lines": period.lines,
             "seal": period.seal,
-            **({"intact": intact[period.name]} if period.name in intact else {}),
+            **_checked(checked.get(period.name)),
         }
         for period in closed
     ]
@@ -120,7 +123,9 @@ def periods(
     for row in rows if form is options.Format.table else ():
         say(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {plural(str(row['lines']), 'line')}")
         say(f"         seal {row['seal']}{_verdict(row)}")
-    if not all(intact.values()):
+        for sentence in checked[str(row["period"])].failures if row["period"] in checked else ():
+            say(f"         {sentence}")
+    if not all(result.holds for result in checked.values()):
         raise typer.Exit(FINDINGS)
 
 
@@ -149,10 +154,19 @@ def corrections(
         sys.stdout.write(report_text(bill, span, form, [], terminal_width()))
 
 
+def _checked(result: Verification | None) -> dict[str, object]:
+    """The columns of a month that was verified."""
+    return {} if result is None else {"intact": result.holds, "wrong": " ".join(result.failures)}
+
+
 def _verdict(row: Mapping[str, object]) -> str:
     if "intact" not in row:
         return ""
-    return ": every line is as it was sealed" if row["intact"] else ": the lines are NOT those that were sealed"
+    if row["intact"]:
+        return ": every line is as it was sealed"
+    return (
+        ": reports of it are NOT of the sealed lines" if row["wrong"] else ": the lines are NOT those that were sealed"
+    )
 
 
 def _month(name: str) -> Period:

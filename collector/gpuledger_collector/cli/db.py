@@ -204,7 +204,7 @@ def restore(
 def broken_seals(database: Database) -> list[str]:
     """Closed months of which the lines are not those that were sealed."""
     with database.transaction(Lock.LEDGER) as connection:
-        return [period.name for period in periods.closed(connection) if not verify(connection, period)]
+        return [period.name for period in periods.closed(connection) if not verify(connection, period).holds]
 
 
 @app.command(epilog="Example: gpuledger db grant-reader grafana --password-file grafana.password")

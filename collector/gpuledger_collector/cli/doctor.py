@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import DONE, FINDINGS, UNAVAILABLE, explain, new_app
@@ -17,7 +17,9 @@ from gpuledger_collector.cli.output import print_json
 from gpuledger_collector.cli.remediation import Finding, bad, note, ok, remediation
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export import proof
 from gpuledger_collector.services.node_health import SILENT_MS
+from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access import readers, row_level_security
 from gpuledger_collector.storage.ledger.health import LedgerHealth, read_declarations, read_health
@@ -73,11 +75,13 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
             declared = read_declarations(connection, declared_ms, declared_ms - DAYS * DAY_MS)
             remedy = "" if row_level_security.is_enabled(connection) else row_level_security.advice(connection)
             unlimited = readers.not_held(connection)
+            wrong = proof.failures(reconcile(connection, Period(now_ms - DAYS * DAY_MS, now_ms), anew=False))
             grant = schema_rights.missing(connection)
             unfiltered = sorted(distribution.managed(connection) & row_level_security.OWNED.keys())
     return [
         ok("database", f"PostgreSQL {version.split()[0]} answers, its schema is current"),
         *ledger(seen, now_ms),
+        *proofs(wrong),
         viewers(remedy, unfiltered),
         *roles(unlimited),
         *rights(grant),
@@ -134,12 +138,6 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
         )
     elif seen.held_ns:
         yield ok("attribution", f"{seen.held_ns // GPU_NS_PER_HOUR} GPU-hours held, at most a tenth without a team")
-    if seen.broken_days:
-        yield bad(
-            "proof",
-            f"the proof does not hold on {seen.broken_days} of the last {DAYS} days",
-            "gpuledger reconcile --from DATE --to DATE names them",
-        )
     yield from jobs(seen, now_ms)
     yield from writing(seen)
     for claim in seen.claims:
@@ -169,6 +167,16 @@ def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Finding:
     if not remedy:
         return ok("viewers", "row-level security holds viewers over HTTP to their rows")
     return note("viewers", "only the collector's own filters hold viewers over HTTP to their rows", remedy)
+
+
+def proofs(wrong: Sequence[str]) -> Iterator[Finding]:
+    """Whether what the ledger states twice is equal; `wrong`: what is not, in sentences."""
+    if wrong:
+        yield bad(
+            "proof",
+            f"the proof does not hold on some of the last {DAYS} days: {wrong[0]}",
+            "gpuledger reconcile --from DATE --to DATE names every place",
+        )
 
 
 def rights(grant: str) -> Iterator[Finding]:

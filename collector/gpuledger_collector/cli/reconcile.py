@@ -37,33 +37,41 @@ def reconcile(
         str | None, Option("--bill", metavar="PROVIDER", help="Against this provider's bill of the period.")
     ] = None,
     amount: Annotated[Amount, Option("--cost", help="For --bill: which cost of the bill counts.")] = Amount.billed,
+    evidence: Annotated[
+        bool, Option("--evidence", help="Also fold and rate every day again; takes as long as rating them.")
+    ] = False,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
     """Prove that owners + unallocated + unavailable + unobserved + stranded = capacity x rate, to the micro-unit.
 
-    Ends with 1 when it does not hold, when some of it has no price, or when a refused claim waits for a decision. With
-    --bill: compare the bill with what was observed, every difference with its kind; ends with 1 when a difference has
-    to be asked about.
+    Ends with 1 when it does not hold, when some of it has no price, or when a refused claim waits for a decision.
+    --evidence also folds the evidence of each day again and rates it again, and compares line by line; nothing is
+    changed. --bill: compare the bill with what was observed, every difference with its kind; ends with 1 when a
+    difference has to be asked about.
     """
     if provider is None and form is options.Format.csv:
         refuse("--format csv is for --bill")
+    if evidence and provider is not None:
+        refuse("--evidence and --bill are two questions: ask one of them")
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
         if provider is None:
-            is_proved = prove(session, asked, form)
+            is_proved = prove(session, asked, form, evidence=evidence)
         else:
             is_proved = compare_bill(session, asked, provider, amount, form)
     if not is_proved:
         raise typer.Exit(FINDINGS)
 
 
-def prove(session: Session, asked: TimeRange, form: options.Format) -> bool:
+def prove(session: Session, asked: TimeRange, form: options.Format, *, evidence: bool = False) -> bool:
     """Print the proof; whether it holds, with all usage priced and no claim refused."""
+    if evidence and session.database.standby:
+        refuse("--evidence folds hours again in a transaction that is rolled back: run it on the primary")
     span = session.rated(asked)
     with session.database.transaction(Lock.LEDGER) as connection:
-        sheet = check_capacity(connection, span)
+        sheet = check_capacity(connection, span, evidence=evidence)
     sys.stdout.write(proof.as_json(sheet) if form is options.Format.json else proof.as_text(sheet))
     return sheet.holds and not sheet.unpriced_ns and not sheet.claims
 

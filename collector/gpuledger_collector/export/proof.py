@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from gpuledger_collector.accounting.identities import IDENTITIES, IMPORTED, Mismatch
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 from gpuledger_collector.export.cells import lines_text
 from gpuledger_common.plurals import plural
+
+SHOWN_PLACES = 3
+"""Amounts of each identity that are printed where it does not hold."""
 
 
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
@@ -72,6 +76,20 @@ def as_json(sheet: Reconciliation) -> str:
             }
             for day in sheet.days
         ],
+        "identities": [
+            {"name": each.name, "expected": each.expected, "stored": each.stored, "holds": sheet.identity_holds(each)}
+            for each in sheet.compared
+        ],
+        "mismatches": [
+            {
+                "identity": mismatch.identity.name,
+                "place": dict(mismatch.place),
+                "measure": mismatch.measure,
+                "expected": mismatch.expected,
+                "stored": mismatch.stored,
+            }
+            for mismatch in sheet.mismatches
+        ],
     }
     return json.dumps(content, indent=2) + "\n"
 
@@ -113,8 +131,8 @@ def table(sheet: Reconciliation) -> list[tuple[str, int | None, list[str]]]:
 
 
 def is_proved(sheet: Reconciliation) -> bool:
-    """Whether there is capacity to account for, and every day accounts for it."""
-    return any(day.capacity_ns for day in sheet.days) and all(day.holds for day in sheet.days)
+    """Whether there is capacity to account for, and every number that the ledger holds of it."""
+    return any(day.capacity_ns for day in sheet.days) and sheet.holds
 
 
 def _verdict(sheet: Reconciliation) -> str:
@@ -134,14 +152,7 @@ def doubts(sheet: Reconciliation) -> list[str]:
     said = []
     if not any(day.capacity_ns for day in sheet.days):
         said.append("There is no inventory for this period: nothing to reconcile against.")
-    broken = [str(sheet.calendar.date_of(day.day_ms)) for day in sheet.days if not day.holds]
-    if broken:
-        said.append(f"It does NOT hold on {', '.join(broken)}.")
-    said += [
-        f"The month {sheet.calendar.month_of(month.start_ms)} as added up is NOT the sum of its days: somebody wrote "
-        f"past the triggers. DELETE FROM ledger_month WHERE start_ms = {month.start_ms}; has it added up anew."
-        for month in sheet.untrue_months
-    ]
+    said += failures(sheet)
     said += [
         f"Refused from {format_instant(claim.first_ms)} to {format_instant(claim.last_ms)}: {claim.sentence()}. "
         "Look at the node; gpuledger import inventory says who is right."
@@ -157,14 +168,49 @@ def doubts(sheet: Reconciliation) -> list[str]:
     if sheet.imported.gpu_ns:
         outside = f"{hours_decimal([sheet.imported.gpu_ns])[0]:.6f} GPU-hours"
         said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
+        if sheet.identity_holds(IMPORTED):
+            said.append("Its charges have the hours of the imported rows; that the GPUs were held is not proven.")
     said += [f"Of it, node cost {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.nodes.items())]
     said += [f"Beside it, adjustment {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.adjusted.items())]
-    if sheet.misadjusted:
-        days = ", ".join(str(sheet.calendar.date_of(day_ms)) for day_ms in sheet.misadjusted)
-        said.append(f"Adjustments do NOT follow from what was held on {days}.")
     if sheet.unpriced_ns:
         said.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
     return said
+
+
+def failures(sheet: Reconciliation) -> list[str]:
+    """What does not hold, in sentences; empty where the reconciliation holds."""
+    said = []
+    broken = [str(sheet.calendar.date_of(day.day_ms)) for day in sheet.days if not day.holds]
+    if broken:
+        said.append(f"It does NOT hold on {', '.join(broken)}.")
+    said += [
+        f"The month {sheet.calendar.month_of(month.start_ms)} as added up is NOT the sum of its days: somebody wrote "
+        f"past the triggers. DELETE FROM ledger_month WHERE start_ms = {month.start_ms}; has it added up anew."
+        for month in sheet.untrue_months
+    ]
+    if sheet.misadjusted:
+        days = ", ".join(str(sheet.calendar.date_of(day_ms)) for day_ms in sheet.misadjusted)
+        said.append(f"Adjustments do NOT follow from what was held on {days}.")
+    return said + places(sheet.mismatches)
+
+
+def places(mismatches: Sequence[Mismatch]) -> list[str]:
+    """Where identities do not hold, and both amounts: of each identity the first places, and how many more."""
+    said = []
+    for identity in IDENTITIES:
+        own = [mismatch for mismatch in mismatches if mismatch.identity == identity]
+        said += [_place(mismatch) for mismatch in own[:SHOWN_PLACES]]
+        if len(own) > SHOWN_PLACES:
+            said.append(f"And {len(own) - SHOWN_PLACES} more amounts of {identity.stored} (--format json lists them).")
+    return said
+
+
+def _place(mismatch: Mismatch) -> str:
+    """One amount that two sides of the ledger state differently."""
+    where = ", ".join(value for value in mismatch.place.values() if value)
+    expected, stored = ("no line" if value is None else value for value in (mismatch.expected, mismatch.stored))
+    identity = mismatch.identity
+    return f"NOT equal, {mismatch.measure} of {where}: {identity.expected}: {expected}; {identity.stored}: {stored}."
 
 
 def _amounts(cost: Mapping[str, int]) -> str:

@@ -153,9 +153,12 @@ def trust(proofs: Sequence[ConservationCheck], calendar: Calendar = UTC_DAYS) ->
     """What part of the fleet's time was observed, and on how many days the proof of conservation holds."""
     capacity = sum(check.capacity_ns for check in proofs)
     unobserved = sum(check.unobserved_ns for check in proofs)
+    # A day without capacity has nothing that could be lost: imported counts have hours, and no GPU that was seen.
+    proved = [check for check in proofs if check.capacity_ns]
     return {
-        "days": len(proofs),
-        "holds": sum(check.holds for check in proofs),
+        "days": len(proved),
+        "holds": sum(check.holds for check in proved),
+        "is_imported": any(check.imported_ns for check in proofs),
         "coverage": None if not capacity else f"{int(10_000 * (capacity - unobserved) / capacity) / 100:.2f}",
         "unobserved_ns": unobserved,
         "broken": [calendar.date_of(check.day_ms).isoformat() for check in proofs if not check.holds],

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting import seal
-from gpuledger_collector.accounting.closing import ClosedPeriod, invoices, receipt
+from gpuledger_collector.accounting.closing import (
+    ClosedPeriod,
+    billed_directly,
+    invoices,
+    receipt,
+    receipt_amounts,
+    receipt_direct,
+)
+from gpuledger_collector.accounting.identities import INVOICES, RECEIPT, differences
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.export import proof
 from gpuledger_collector.services.chargeback import standing_notices
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.billing import allocation, periods
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
-from gpuledger_collector.storage.ledger import rated_days, reports, zones
+from gpuledger_collector.storage.ledger import identities, rated_days, reports, zones
 from gpuledger_collector.storage.locks import Connection
 
 
@@ -59,9 +68,9 @@ def close_period(
         raise CannotClose(f"{calendar.date_of(waiting[0])} is not rated to its end yet")
     # The proof is computed again for the close; the recorded checks alone would trust what rating wrote.
     reconciliation = reconcile(connection, period)
-    broken = [str(calendar.date_of(day.day_ms)) for day in reconciliation.days if not day.holds]
-    if broken:
-        raise CannotClose(f"the proof does not hold on {', '.join(broken)}; see gpuledger reconcile --period {name}")
+    if not reconciliation.holds:
+        wrong = " ".join(proof.failures(reconciliation))
+        raise CannotClose(f"the proof does not hold; see gpuledger reconcile --period {name}: {wrong}")
     if reconciliation.unpriced_ns and not unpriced:
         (hours,) = hours_decimal([reconciliation.unpriced_ns])
         raise CannotClose(
@@ -90,8 +99,30 @@ def seal_of(lines: Iterable[ExportedCharge]) -> str:
     return seal.root([seal.leaf(seal.line_of(line)) for line in lines]).hex()
 
 
-def verify(connection: Connection, closed: ClosedPeriod) -> bool:
-    """Whether the lines of a closed period are still those that were sealed."""
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What became of a closed month since its close: its lines against their seal, and all that reports of it read."""
+
+    sealed: bool
+    """Whether the lines are those that were sealed."""
+    failures: Sequence[str] = ()
+    """What else does not agree with the sealed lines, in sentences."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every report of the month still states what was sealed."""
+        return self.sealed and not self.failures
+
+
+def verify(connection: Connection, closed: ClosedPeriod) -> Verification:
+    """Check the lines of a closed period against their seal, and what reports read in their place against them."""
     lines = list(reports.charges(connection, closed.period))
     # The order of the lines is part of the seal, so `reports.charges` must return the same order as at the close.
-    return len(lines) == closed.lines and seal_of(lines) == closed.seal
+    sealed = len(lines) == closed.lines and seal_of(lines) == closed.seal
+    tables = reconcile(connection, closed.period, anew=False)
+    content = periods.receipt(connection, closed.name) or {}
+    mismatches = [
+        *differences(RECEIPT, billed_directly(lines, str(content.get("level", "team"))), receipt_direct(content)),
+        *differences(INVOICES, receipt_amounts(content), identities.invoiced(connection, closed.period)),
+    ]
+    return Verification(sealed, [*proof.failures(tables), *proof.places(mismatches)])

@@ -241,6 +241,11 @@ def _rated(connection: Connection, day: Period, now_ms: int) -> RatedDay:
     return RatedDay(charges, summarize(charges), check)
 
 
+def rated_again(connection: Connection, day: Period) -> RatedDay:
+    """What rating makes of a day that has ended, as far as it is folded; nothing is written."""
+    return _rated(connection, day, day.end_ms)
+
+
 def _volumes(connection: Connection, period: Period) -> dict[Place, int]:
     return {place: held.gpu_ns for place, held in reports.held_costs(connection, period).items() if held.gpu_ns}
 

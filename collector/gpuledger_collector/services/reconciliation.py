@@ -1,8 +1,8 @@
 """Reconciliation: owners + unallocated + unavailable + unobserved + stranded = capacity x rate, shown for a period.
 
-Three sums are made apart from each other and must agree to the micro-unit: what the days' proofs recorded when they
-were rated, what the charges say now, and capacity x rate computed again from inventory and price book. Months that
-were added up must be the sum of their days.
+This compares the sides of each identity of `accounting/identities.py`. Three sums of the capacity are made apart from
+each other and must agree to the micro-unit: what the days' proofs recorded when they were rated, what the charges say
+now, and capacity x rate computed again from inventory and price book.
 """
 
 from __future__ import annotations
@@ -10,28 +10,50 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from gpuledger_collector.accounting.adjustments import KINDS as ADJUSTMENTS
+from gpuledger_collector.accounting.adjustments import KINDS as ADJUSTMENT_KINDS
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
+from gpuledger_collector.accounting.identities import (
+    ADJUSTMENTS,
+    CAPACITY,
+    IDENTITIES,
+    IMPORTED,
+    Depth,
+    Identity,
+    Mismatch,
+    differences,
+)
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.node_costs import NodeCost, node_hours
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.owner_tree import OwnerPath
+from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import CapacityCost, ImportedUsage, adjustment_charges, capacity_cost
 from gpuledger_collector.accounting.reconciliation import PARTS, ChargedState, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
-from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, node_places, placed
+from gpuledger_collector.services.commitment_coverage import (
+    book_of,
+    cover_day,
+    is_counted,
+    node_places,
+    placed,
+)
+from gpuledger_collector.services.evidence_proof import unlike_evidence
 from gpuledger_collector.services.placements import placements_of, with_stranded
 from gpuledger_collector.services.rating import adjusting_on, imported_without_seen
 from gpuledger_collector.storage.billing import adjustments, commitments, node_costs
-from gpuledger_collector.storage.ledger import claims, inventory, months, reports, zones
+from gpuledger_collector.storage.ledger import claims, identities, inventory, months, reports, zones
+from gpuledger_collector.storage.ledger.identities import path_text
 from gpuledger_collector.storage.locks import Connection
 
 
-def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> Reconciliation:
+def reconcile(connection: Connection, period: Period, *, anew: bool = True, evidence: bool = False) -> Reconciliation:
     """Check the rated days of a period; call `refresh` before it.
 
-    `anew` computes capacity x rate again; without it the charges are compared with what was recorded at rating, which
-    takes four statements whatever the size of the fleet.
+    `anew` also computes what follows from declarations again: capacity x rate, imported usage, adjustments. Without it
+    derived tables are compared with each other and with what was recorded at rating, which takes a few statements
+    whatever the size of the fleet. `evidence` folds and rates each day again as well, which takes as long as rating.
     """
+    calendar = zones.calendar(connection)
     again_of = _Again(connection, period) if anew else _Recorded()
     charged: dict[int, list[ChargedState]] = defaultdict(list)
     for state in reports.charged_states(connection, period):
@@ -43,12 +65,12 @@ def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> R
     for proof in reports.conservation_checks(connection, period):
         again = again_of.capacity(proof)
         capacity.add(again.gpu_ns, again.cost)
-        rows = [row for row in charged.get(proof.day_ms, []) if row.state not in ADJUSTMENTS]
+        rows = [row for row in charged.get(proof.day_ms, []) if row.state not in ADJUSTMENT_KINDS]
         for row in rows:
             name = "owners" if row.state == HELD else row.state
             cost = {row.currency: row.cost_micro or 0} if row.currency is not None else {}
             # Imported counts and unused commitments have no capacity; they are shown, but are no part of the equation.
-            place = imported if row.imported else unused if row.state == COMMITMENT_UNUSED else parts[name]
+            place = imported if row.imported else unused if row.state == COMMITMENT_UNUSED else parts.get(name, Sums())
             place.add(row.gpu_ns, cost)
             unpriced_ns += row.gpu_ns if row.currency is None else 0
         # Capacity outside every MIG slice is known to be there, so it counts as observed.
@@ -64,7 +86,6 @@ def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> R
             )
         )
     adjusted, misadjusted = _adjustments(connection, period, [day.day_ms for day in days] if anew else [])
-    untrue = months.inconsistent(connection, period)
     return Reconciliation(
         period=period,
         parts=parts,
@@ -73,13 +94,25 @@ def reconcile(connection: Connection, period: Period, *, anew: bool = True) -> R
         unpriced_ns=unpriced_ns,
         days=days,
         unused=unused,
-        calendar=zones.calendar(connection),
-        untrue_months=untrue,
+        calendar=calendar,
+        untrue_months=months.inconsistent(connection, period),
         adjusted=adjusted,
         nodes=reports.node_costs(connection, period),
-        misadjusted=misadjusted,
+        mismatches=[
+            *(unlike_evidence(connection, period) if evidence else ()),
+            *again_of.imports(),
+            *misadjusted,
+            *identities.unlike_days(connection, period, calendar),
+        ],
+        compared=_compared(anew=anew, evidence=evidence),
         claims=claims.undecided(connection, period),
     )
+
+
+def _compared(*, anew: bool, evidence: bool) -> list[Identity]:
+    """The identities of a reconciliation. Without `anew` charges must still add up to the capacity as recorded."""
+    depths = {Depth.tables} | ({Depth.declarations} if anew else set()) | ({Depth.evidence} if evidence else set())
+    return [identity for identity in IDENTITIES if identity is CAPACITY or identity.depth in depths]
 
 
 class _Recorded:
@@ -91,29 +124,41 @@ class _Recorded:
         sums.add(proof.capacity_ns, proof.capacity_cost)
         return sums
 
+    def imports(self) -> list[Mismatch]:
+        """What imported usage costs is not recorded at rating, so nothing is compared."""
+        return []
+
 
 def _adjustments(
     connection: Connection, period: Period, days_ms: Sequence[int]
-) -> tuple[dict[str, dict[str, int]], list[int]]:
-    """What adjustments charge in a period, and on which of these days that does not follow from what was held."""
+) -> tuple[dict[str, dict[str, int]], list[Mismatch]]:
+    """What adjustments charge in a period, and where on these days that does not follow from what was held."""
     charged = reports.adjusted_costs(connection, period)
     sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for (_, name, currency), micro in charged.items():
+    for (_, name, *_, currency), micro in charged.items():
         sums[name][currency] += micro
-    calendar, wrong = zones.calendar(connection), []
+    calendar = zones.calendar(connection)
+    expected: dict[tuple[str, ...], int] = defaultdict(int)
     # Nothing is read of days without adjustments: what was held of a large fleet is many lines.
-    for day_ms in days_ms if charged or adjustments.current(connection) else ():
+    compared = days_ms if charged or adjustments.current(connection) else ()
+    for day_ms in compared:
         day = calendar.day_of(day_ms)
         adjusting = adjusting_on(connection, day)
-        expected: dict[tuple[int, str, str], int] = defaultdict(int)
         if adjusting.policies or adjusting.entries:
             for charge in adjustment_charges(reports.held_costs(connection, day), day, adjusting):
                 assert charge.adjustment is not None
-                expected[day_ms, charge.adjustment.name, charge.currency or ""] += charge.cost_micro or 0
-        found = {key: micro for key, micro in charged.items() if key[0] == day_ms}
-        if found != {key: micro for key, micro in expected.items() if micro}:
-            wrong.append(day_ms)
-    return sums, wrong
+                place = charge.adjustment.name, charge.owner or OwnerPath(), charge.pool, charge.gpu_model
+                expected[_adjusted_place(calendar, day_ms, *place, charge.currency or "")] += charge.cost_micro or 0
+    stored = {
+        _adjusted_place(calendar, *place): (micro,) for place, micro in charged.items() if place[0] in set(compared)
+    }
+    return sums, differences(ADJUSTMENTS, {place: (micro,) for place, micro in expected.items()}, stored)
+
+
+def _adjusted_place(
+    calendar: Calendar, day_ms: int, name: str, owner: OwnerPath, pool: str, gpu_model: str, currency: str
+) -> tuple[str, ...]:
+    return calendar.date_of(day_ms).isoformat(), name, path_text(owner), pool, gpu_model, currency
 
 
 class _Again:
@@ -132,13 +177,14 @@ class _Again:
         self._held = placements_of(rows)
         # `_held` stays without the stranded parts, which replace no imported GPU.
         self._placements = with_stranded(self._held, rows, period)
+        self._has_imports = identities.has_imports(connection, period)
+        self._imports = _Imports(connection, self._calendar)
 
     def capacity(self, proof: ConservationCheck) -> Sums:
         """Of one day, up to where its proof goes."""
         day, until_ms = self._calendar.day_of(proof.day_ms), proof.until_ms
-        coverage = cover_day(
-            self._commitments, day, until_ms, self._placements, self._imported(day, until_ms), self._book
-        )
+        imported = self._imported(day, until_ms)
+        coverage = cover_day(self._commitments, day, until_ms, self._placements, imported, self._book)
         sums = Sums()
         costs: dict[object, CapacityCost] = {}
         for key, placement, present in placed(self._placements, day):
@@ -167,11 +213,64 @@ class _Again:
         day_on = self._calendar.date_of(day.start_ms)
         return [cost for cost in self._node_costs if cost.holds_on(day_on)]
 
+    def imports(self) -> list[Mismatch]:
+        """Where the hours of imported usage and of its charges differ, on the days that were looked at."""
+        return self._imports.mismatches()
+
     def _imported(self, day: Period, until_ms: int) -> list[ImportedUsage]:
-        """Imported usage, which commitments may cover as well; not read where there are no commitments."""
-        if not any(commitment.term.clip(day) for commitment in self._commitments):
+        """Imported usage that commitments may cover; not read where there are no commitments."""
+        pools = {held.accelerator.pool for _, held, _ in placed(self._held, day)}
+        covers = any(commitment.term.clip(day) for commitment in self._commitments)
+        imported = []
+        if self._has_imports and (covers or pools):
+            imported = imported_without_seen(self._connection, day, self._held, until_ms)
+        self._imports.add_day(day, until_ms, [usage for usage in imported if usage.pool in pools], pools)
+        return imported
+
+
+class _Imports:
+    """GPU-nanoseconds of imported usage by day, pool, model and node: of its rows, and of its charges.
+
+    Counts in pools in which accelerators were seen give way to them, which is computed; the database adds up others.
+    """
+
+    def __init__(self, connection: Connection, calendar: Calendar) -> None:
+        self._connection = connection
+        self._calendar = calendar
+        self._days: dict[int, tuple[Period, set[str]]] = {}
+        self._expected: dict[tuple[str, ...], int] = defaultdict(int)
+
+    def add_day(self, day: Period, until_ms: int, beside_seen: Sequence[ImportedUsage], pools: set[str]) -> None:
+        """Look at a day up to an instant; in `pools` accelerators were seen, and `beside_seen` is what counts there."""
+        self._days[day.start_ms] = Period(day.start_ms, min(day.end_ms, until_ms)), pools
+        for usage in beside_seen:
+            part = Period(usage.start_ms, usage.end_ms or until_ms).clip(self._days[day.start_ms][0])
+            if part is not None:
+                self._expected[self._place(day.start_ms, usage.pool, usage.gpu_model, usage.node)] += gpu_ns(
+                    usage.gpu_micro, part.ms
+                )
+
+    def mismatches(self) -> list[Mismatch]:
+        """Where the two sums differ."""
+        if not self._days:
             return []
-        return imported_without_seen(self._connection, day, self._held, until_ms)
+        rows = identities.imported_hours(self._connection, [part for part, _ in self._days.values()])
+        for (day_ms, *place), ns in rows.items():
+            if place[0] not in self._days[day_ms][1]:
+                self._expected[self._place(day_ms, *place)] += ns
+        charged = identities.imported_charges(self._connection, list(self._days))
+        # Which counts give way to accelerators that were seen is told by evidence that retention may have removed.
+        expired = identities.expired_days(self._connection, [part for part, _ in self._days.values()])
+        uncompared = {self._place(day_ms, pool) for day_ms in expired for pool in self._days[day_ms][1]}
+        found = differences(
+            IMPORTED,
+            {place: (ns,) for place, ns in self._expected.items()},
+            {self._place(*place): (ns,) for place, ns in charged.items()},
+        )
+        return [each for each in found if (each.place["day"], each.place["pool"]) not in uncompared]
+
+    def _place(self, day_ms: int, *place: str) -> tuple[str, ...]:
+        return self._calendar.date_of(day_ms).isoformat(), *place
 
 
 def _known(costs: Mapping[str, int]) -> dict[str, int]:
@@ -179,21 +278,25 @@ def _known(costs: Mapping[str, int]) -> dict[str, int]:
 
 
 def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) -> bool:
-    charged = Sums()
+    charged, imported_ns = Sums(), 0
     # In the order of STATES, to be compared with the recorded sums below.
     by_state = dict.fromkeys(STATES, 0)
     for row in rows:
-        if not row.imported:
+        if row.imported:
+            imported_ns += row.gpu_ns
+        else:
             unused = row.state == COMMITMENT_UNUSED
             charged.add(
                 0 if unused else row.gpu_ns, {row.currency: row.cost_micro or 0} if row.currency is not None else {}
             )
             if not unused:
-                by_state[row.state] += row.gpu_ns
+                # A state that rating does not write has no part of the capacity, and so the day does not hold.
+                by_state[row.state] = by_state.get(row.state, 0) + row.gpu_ns
     recorded = (proof.held_ns, proof.unallocated_ns, proof.unavailable_ns, proof.unobserved_ns, proof.stranded_ns)
     return (
         proof.holds
-        and tuple(by_state[state] for state in STATES) == recorded
+        and by_state == dict(zip(STATES, recorded, strict=True))
         and charged.gpu_ns == again.gpu_ns == proof.capacity_ns
-        and _known(charged.cost) == _known(again.cost) == _known(proof.capacity_cost)
+        and imported_ns == proof.imported_ns
+        and _known(charged.cost) == _known(again.cost) == _known(proof.capacity_cost) == _known(proof.charged_cost)
     )

@@ -23,8 +23,8 @@ LATE = Held(2, 1, DAY, 2 * DAY), Held(3, 1, DAY, 2 * DAY)
 @pytest.fixture
 def october(fleet, run, written, monkeypatch):
     """Twenty days on each of which a team holds one GPU for 8 hours, rated: 100 h at 2.50 and 60 h at 2.00."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC))
     run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC))
     assert run("apply", written("tier.toml", TIER))[0] == 0
     fleet.workload(1, team="vision")
     for accelerator in (1, 2, 3):

@@ -24,7 +24,6 @@ class LedgerHealth:
     held_ns: int
     unattributed_ns: int
     unpriced_ns: int
-    broken_days: int
     failed_jobs: tuple[tuple[str, str], ...]
     last_job_ms: int | None
     conflicts: int
@@ -122,9 +121,6 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
         held_ns=number(f"{held} AND l.state = 'held'", since=since_ms),
         unattributed_ns=number(f"{held} AND l.state = 'held' AND coalesce(o.team, '') = ''", since=since_ms),
         unpriced_ns=number(f"{held} AND l.currency IS NULL", since=since_ms),
-        broken_days=number(
-            "SELECT count(*) FROM conservation_check WHERE NOT holds AND day_ms >= %(since)s", since=since_ms
-        ),
         failed_jobs=pairs(failed, since=since_ms),
         last_job_ms=number("SELECT round(extract(epoch FROM max(started_at)) * 1000) FROM job_run") or None,
         conflicts=number("SELECT count(*) FROM ingest_conflict"),

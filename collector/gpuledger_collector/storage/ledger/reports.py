@@ -145,16 +145,22 @@ def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
     return {Place(OwnerPath(*row[:-5]), *row[-5:-2]): HeldCost(*row[-2:]) for row in rows if row[-2] or row[-1]}
 
 
-def adjusted_costs(connection: Connection, period: Period) -> dict[tuple[int, str, str], int]:
-    """Add up the charges of adjustments of a period's days, with all corrections: by day, name and currency."""
-    columns = "day_ms, adjustment_id, currency, cost_micro"
+def adjusted_costs(connection: Connection, period: Period) -> dict[tuple[int, str, OwnerPath, str, str, str], int]:
+    """Add up the charges of adjustments of a period's days, with all corrections: by day, name and place."""
+    columns = "day_ms, adjustment_id, owner_id, pool, gpu_model, currency, cost_micro"
+    levels = ", ".join(f"coalesce({column}, '')" for column in LEVEL_COLUMNS.values())
     rows = connection.execute(
-        f"SELECT l.day_ms, a.name, l.currency, sum(l.cost_micro)::bigint FROM (SELECT {columns} FROM charge "
-        f"UNION ALL SELECT {columns} FROM correction) l JOIN adjustment a ON a.id = l.adjustment_id "
-        "WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY 1, 2, 3",
+        f"SELECT l.day_ms, a.name, {levels}, l.pool, l.gpu_model, coalesce(l.currency, ''), sum(l.cost_micro)::bigint "
+        f"FROM (SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) l "
+        "JOIN adjustment a ON a.id = l.adjustment_id LEFT JOIN owner o ON o.id = l.owner_id "
+        "WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11",
         (period.start_ms, period.end_ms),
     )
-    return {(int(day_ms), name, currency): int(micro) for day_ms, name, currency, micro in rows if micro}
+    return {
+        (int(day_ms), name, OwnerPath(*place[:-3]), *place[-3:]): int(micro)
+        for day_ms, name, *place, micro in rows
+        if micro
+    }
 
 
 def node_costs(connection: Connection, period: Period) -> dict[str, dict[str, int]]:
