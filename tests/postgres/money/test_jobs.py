@@ -111,9 +111,7 @@ class Stopping:
 
     @contextmanager
     def sharing_connection(self):
-        with self.database.sharing_connection() as shared:
-            self.database = shared
-            yield self
+        yield self
 
 
 class _StoppingConnection:
