@@ -21,10 +21,13 @@ class MonotonicCounters:
     _last: dict[tuple[str, str], float | int] = field(default_factory=dict)
     _before_reset: dict[tuple[str, str], float | int] = field(default_factory=dict)
 
-    def correct(self, uuid: str, values: Mapping[str, float | int]) -> dict[str, float | int]:
-        """The values with every counter made monotonic: raw value + count before each reset."""
-        corrected = dict(values)
-        for name in COUNTERS & values.keys():
+    def correct(self, uuid: str, values: Mapping[str, float | int]) -> Mapping[str, float | int]:
+        """The values with every counter made monotonic: raw value + count before each reset.
+
+        Without a reset they are these values.
+        """
+        continued: dict[str, float | int] = {}
+        for name in COUNTERS.intersection(values):
             key, raw = (uuid, name), values[name]
             last = self._last.get(key)
             # A fall means a reset to 0: what was counted until then is added from now on.
@@ -32,5 +35,5 @@ class MonotonicCounters:
                 self._before_reset[key] = self._before_reset.get(key, 0) + last
             self._last[key] = raw
             if key in self._before_reset:
-                corrected[name] = self._before_reset[key] + raw
-        return corrected
+                continued[name] = self._before_reset[key] + raw
+        return {**values, **continued} if continued else values

@@ -80,6 +80,11 @@ class Sampler:
     _rows: list[tuple[int, Sample]] = field(default_factory=list)
     _departed: list[Accelerator] = field(default_factory=list)
     """Accelerators that the source no longer lists, with data that may still have to be sent."""
+    _changing: ChangingSource | None = field(init=False)
+    """The source, where its accelerators may change; asked once, since it takes longer than a sample."""
+
+    def __post_init__(self) -> None:
+        self._changing = self.source if isinstance(self.source, ChangingSource) else None
 
     def attached(self, inventory: Inventory) -> None:
         """Take over the source's new inventory; data about earlier accelerators still goes into the next batch."""
@@ -105,8 +110,8 @@ class Sampler:
         # Counters that the driver resets to 0 are continued, so that later differences are never negative. One of an
         # exporter may fall to any value: the meter bridges that by power, and the rebound is billed to nobody.
         if self.source.name not in EXPORTERS:
-            samples = [replace(sample, values=self.counters.correct(sample.uuid, sample.values)) for sample in samples]
-        if isinstance(self.source, ChangingSource) and (inventory := self.source.take_changed()) is not None:
+            samples = [self._corrected(sample) for sample in samples]
+        if self._changing is not None and (inventory := self._changing.take_changed()) is not None:
             self.attached(inventory)
         observations = observe_holders(self.owners, self.latest.accelerators, samples, self._owner_failed)
         for sample in samples:
@@ -119,10 +124,16 @@ class Sampler:
             except Exception as error:  # a reading that arithmetic rejects makes only this accelerator unobserved
                 self.exceptions.record("meter", error)
                 self.meter.lose(sample.uuid)
-            self._rows.append((instant_ms, replace(sample, absent={}, processes=(), series={})))  # as in a batch
+            # As in a batch, which has no reasons, processes or series.
+            self._rows.append((instant_ms, Sample(sample.uuid, sample.monotonic_ns, sample.values)))
         self.latest.samples = {sample.uuid: _merged(self.latest.samples.get(sample.uuid), sample) for sample in samples}
         self.latest.observations = observations
         self.ticks += 1
+
+    def _corrected(self, sample: Sample) -> Sample:
+        """The sample with every counter made monotonic."""
+        values = self.counters.correct(sample.uuid, sample.values)
+        return sample if values is sample.values else replace(sample, values=values)
 
     def _owner_failed(self, owner: OwnerSource, error: Exception) -> None:
         self.exceptions.record(f"owner {type(owner).__name__}", error)
@@ -206,8 +217,14 @@ def _merged(before: Sample | None, now: Sample) -> Sample:
     if before is None or not now.values:
         return now
     # Three maps with one rule: what was read now wins, what was not due now is kept, what is absent now is removed.
-    reasons = {**before.absent, **now.absent}
-    absent = {name: reason for name, reason in reasons.items() if name not in now.values or name in now.absent}
-    values = {name: value for name, value in {**before.values, **now.values}.items() if name not in now.absent}
-    series = {**{name: entry for name, entry in before.series.items() if name not in OFTEN}, **now.series}
+    absent = now.absent
+    if before.absent != now.absent:
+        absent = {**before.absent, **now.absent}
+        for name in absent.keys() & now.values.keys() - now.absent.keys():
+            del absent[name]
+    values = {**before.values, **now.values}
+    for name in now.absent:
+        values.pop(name, None)
+    kept_series = {name: entry for name, entry in before.series.items() if name not in OFTEN}
+    series = {**kept_series, **now.series} if kept_series else now.series
     return Sample(now.uuid, now.monotonic_ns, values, absent, now.processes, now.health, series)

@@ -26,7 +26,8 @@ from gpuledger_common.settings import SettingsError
 
 SimulatedNode = tuple[Source, Sequence[OwnerSource]]
 """A source and who knows the holders of its accelerators."""
-FLUSH_MS = 6 * HOUR_MS
+FLUSH_TICKS = 288
+"""Rounds of samples in a batch, a day at five minutes: each batch costs the collector a transaction."""
 PATIENCE_S = 30.0
 """How long the collector may refuse batches before the simulation gives up."""
 
@@ -181,13 +182,13 @@ def run_node(
     sampler = Sampler(name, settings.pool, source, owners, Meter(3 * every_ms, settings.busy_threshold))
     sampler.attached(source.open())
     pusher = Pusher(spool, http.post, lambda: at_ms)
-    next_flush = at_ms + FLUSH_MS
+    next_flush = at_ms + FLUSH_TICKS * every_ms
     while at_ms <= end_ms:
         # Slow metrics once an hour: a month of them takes seconds, not minutes.
         due = at_ms % HOUR_MS < every_ms
         sampler.tick(lambda monotonic_ns: monotonic_ns // 1_000_000, ("fast", "slow") if due else ("fast",))
         if at_ms >= next_flush:
-            next_flush += FLUSH_MS
+            next_flush += FLUSH_TICKS * every_ms
             sampler.flush(spool, at_ms)
             drain(pusher)
         at_ms += every_ms

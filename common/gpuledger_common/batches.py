@@ -6,6 +6,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -87,8 +88,10 @@ class BatchMaker:
     def samples(self, rows: Sequence[tuple[int, Sample]]) -> wire.Samples:
         """Samples with their instants as columns; NaN, or the smallest int64, where a reading is absent."""
         listed = [(at_ms, sample) for at_ms, sample in rows if sample.uuid in self._position]
-        names = dict.fromkeys(name for _, sample in listed for name in sample.values if name in BY_NAME)
-        columns = {name: _column(name, [sample for _, sample in listed]) for name in names}
+        rows_values = [sample.values for _, sample in listed]
+        # In the order of their first appearance.
+        names = dict.fromkeys(chain.from_iterable(rows_values))
+        columns = {name: _column(name, rows_values) for name in names if name in BY_NAME}
         return wire.Samples(
             [self._position[sample.uuid] for _, sample in listed], [at_ms for at_ms, _ in listed], columns
         )
@@ -133,17 +136,17 @@ def _fields(entry: Accelerator | Workload) -> dict[str, Any]:
     return {field.name: getattr(entry, field.name) for field in fields(entry)}
 
 
-def _column(name: str, samples: Sequence[Sample]) -> wire.Column:
+def _column(name: str, rows: Sequence[Mapping[str, float | int]]) -> wire.Column:
     kind = BY_NAME[name].column_kind
-    values: array[int] | array[float]
+    column: array[int] | array[float]
     if kind == "i8":
-        values = array("q", [int(sample.values.get(name, wire.ABSENT_INT64)) for sample in samples])
+        column = array("q", [int(values.get(name, wire.ABSENT_INT64)) for values in rows])
     else:
-        values = array(_TYPECODES[kind], [float(sample.values.get(name, _NAN)) for sample in samples])
+        column = array(_TYPECODES[kind], [values.get(name, _NAN) for values in rows])
     # The wire is little-endian on every machine.
     if sys.byteorder != "little":
-        values.byteswap()
-    return wire.Column(kind, values.tobytes())
+        column.byteswap()
+    return wire.Column(kind, column.tobytes())
 
 
 def pack(batch: wire.Batch) -> bytes:

@@ -128,9 +128,9 @@ class Meter:
             self.discarded_after_clock_step_ms += elapsed_ms
             self._close(uuid)
             return
-        # A fixed order, so that an interval continues however the owner source orders its holders.
-        shared = tuple(sorted(holders, key=lambda holder: (holder.workload.kind, holder.workload.id)))
-        latest = MeteredInterval(uuid, state, shared if state == "held" else (), before_ms, at_ms, energy_mj=energy_mj)
+        latest = MeteredInterval(
+            uuid, state, in_order(holders) if state == "held" else (), before_ms, at_ms, energy_mj=energy_mj
+        )
         self._extend(latest, activity(sample.values, self.busy_threshold))
 
     def _extend(self, latest: MeteredInterval, busy: bool | None) -> None:
@@ -222,6 +222,13 @@ def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return united
 
 
+def in_order(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    """Holders in a fixed order, so that an interval continues however the owner source orders them."""
+    if len(holders) < 2:
+        return tuple(holders)
+    return tuple(sorted(holders, key=lambda holder: (holder.workload.kind, holder.workload.id)))
+
+
 def state_of(sample: Sample, holders: Sequence[Holder]) -> State | None:
     """The state that a sample is evidence of; None for a silent accelerator without a holder, which shows nothing."""
     # Before holders: a failed GPU is unavailable even while somebody has it allocated, and is not billed as held.
@@ -235,5 +242,7 @@ def state_of(sample: Sample, holders: Sequence[Holder]) -> State | None:
 def activity(values: Mapping[str, float | int], threshold: float) -> bool | None:
     """Whether the accelerator worked; None when the card gives none of the metrics that show it."""
     # The first metric that the card gives decides alone; a mean of different metrics would not be comparable.
-    value = next((values[name] for name in ACTIVITY if name in values), None)
-    return None if value is None else value > threshold
+    for name in ACTIVITY:
+        if name in values:
+            return values[name] > threshold
+    return None

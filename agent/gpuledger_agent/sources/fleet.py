@@ -267,7 +267,7 @@ class Fleet:
         self.nodes = tuple(self._node(*row) for row in _LAYOUT)
         self._by_name = {node.name: node for node in self.nodes}
         self._holds = lru_cache(maxsize=4096)(self._make_holds)
-        self._starts = lru_cache(maxsize=4096)(self._make_starts)
+        self._latest: dict[str, tuple[int, list[int], tuple[Hold, ...]]] = {}
 
     def node(self, name: str) -> Node:
         """The node of this name; an unknown name gets the first node's layout and workloads of its own."""
@@ -319,14 +319,14 @@ class Fleet:
     def holding(self, lane: Lane, at_ms: int) -> Hold | None:
         """The hold of the lane at an instant."""
         block = at_ms // BLOCK_MS
-        position = bisect_right(self._starts(lane, block), at_ms) - 1
-        if position < 0:
-            return None
-        hold = self._holds(lane, block)[position]
-        return hold if at_ms < hold.end_ms else None
-
-    def _make_starts(self, lane: Lane, block: int) -> list[int]:
-        return [hold.start_ms for hold in self._holds(lane, block)]
+        latest = self._latest.get(lane.name)
+        # Asked at each sample, mostly of the block before: a name is found faster than a lane, whose hash is computed.
+        if latest is None or latest[0] != block:
+            holds = self._holds(lane, block)
+            latest = self._latest[lane.name] = block, [hold.start_ms for hold in holds], holds
+        _, starts, holds = latest
+        position = bisect_right(starts, at_ms) - 1
+        return holds[position] if position >= 0 and at_ms < holds[position].end_ms else None
 
     def _make_holds(self, lane: Lane, block: int) -> tuple[Hold, ...]:
         rng = random.Random(f"{self.seed}/{lane.name}/{block}")
