@@ -122,12 +122,16 @@ def replace_hourly_usage(
     The column `hour_ms` holds the start of a row's rating interval: the hour, or the instant inside it at which a
     price changed or the accelerator moved.
     """
-    # The rows of an hour may begin inside of it, where a rating interval begins: delete the entire range.
-    connection.execute(
-        "DELETE FROM usage_hour u USING unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms) "
-        "WHERE u.accelerator_id = h.accelerator_id AND u.hour_ms >= h.hour_ms AND u.hour_ms < h.hour_ms + %s",
-        ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS),
-    )
+    # The rows of an hour may begin inside of it, where a rating interval begins: delete the entire range. Compared by
+    # equality, which can be hashed: with two inequalities every hour meets every row of its accelerator.
+    if hours:
+        bounds = min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS
+        connection.execute(
+            "DELETE FROM usage_hour u USING unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms) "
+            "WHERE u.accelerator_id = h.accelerator_id AND u.hour_ms - u.hour_ms %% %s = h.hour_ms "
+            "AND u.hour_ms >= %s AND u.hour_ms < %s",
+            ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
+        )
     with connection.cursor().copy(
         "COPY usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms, "
         "energy_mj, workload_attributes_id) FROM STDIN"
