@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes, node_utilization
+from gpuledger_collector.storage.telemetry.node_utilization import AT_ONCE, consecutive_hours
 
-AT_ONCE = 2_000
-"""Accelerator-hours of one statement: of samples an hour of 2,000 accelerators, or days of a few."""
 _COLUMNS = (
     *("samples", "utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"),
     *("memory_used_bytes", "power_watts", "temperature_celsius", "zero_ratio", "memory_copy_ratio"),
@@ -42,23 +40,14 @@ def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) ->
 def _parts(connection: Connection, hours: Sequence[tuple[int, int]]) -> Iterator[tuple[list[tuple[int, int]], bool]]:
     """Pairs that are rolled up by one statement, and whether their days are packed.
 
-    Samples are found by time, not by accelerator: an hour of them is read once for all of its accelerators, and hours
-    that follow each other are read together while they are few pairs.
+    Samples are found by time, not by accelerator: hours of them are read once, for all of their accelerators. Hours
+    that follow each other are read together, since their samples lie in the same blocks; others between are not read.
     """
     days_ms = {hour_ms - hour_ms % DAY_MS for _, hour_ms in hours}
     rows = connection.execute("SELECT DISTINCT day_ms FROM sample_archive WHERE day_ms = ANY(%s)", (list(days_ms),))
     packed_days = {int(row[0]) for row in rows}
-    by_hour: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    packed: list[tuple[int, int]] = []
-    for pair in hours:
-        (packed if pair[1] - pair[1] % DAY_MS in packed_days else by_hour[pair[1]]).append(pair)
-    part: list[tuple[int, int]] = []
-    for hour_ms, pairs in sorted(by_hour.items()):
-        if part and (part[-1][1] + HOUR_MS < hour_ms or len(part) + len(pairs) > AT_ONCE):
-            yield part, False
-            part = []
-        part += pairs
-    if part:
+    packed = [pair for pair in hours if pair[1] - pair[1] % DAY_MS in packed_days]
+    for part in consecutive_hours([pair for pair in hours if pair[1] - pair[1] % DAY_MS not in packed_days]):
         yield part, False
     for begin in range(0, len(packed), AT_ONCE):
         yield packed[begin : begin + AT_ONCE], True
@@ -86,7 +75,7 @@ def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]], i
             avg(s.gpu_memory_copy_utilization_ratio), avg(s.gpu_sm_clock_hertz),
             avg((s.gpu_clocks_event_reasons_bitmask & 236 <> 0)::int), avg(s.gpu_processes)
         FROM {source} s JOIN unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms)
-            ON s.accelerator_id = h.accelerator_id AND s.at_ms - s.at_ms %% {HOUR_MS} = h.hour_ms
+            ON s.accelerator_id = h.accelerator_id AND s.at_ms - s.at_ms %% %s = h.hour_ms
         WHERE s.at_ms >= %s AND s.at_ms < %s
         GROUP BY 1, 2
         ON CONFLICT (accelerator_id, minute_ms) DO UPDATE SET

@@ -12,7 +12,7 @@ inventory puts elsewhere, leaves the rows of its old node; minutes at no known n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage import locks
@@ -20,15 +20,19 @@ from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minutes
 
 QUARTER_MS = HOUR_MS // 4
+AT_ONCE = 2_000
+"""Accelerator-hours of one statement: an hour of a large fleet, or a day of a small one."""
 RATIOS = {"utilization": "utilization_ratio", "sm_active": "sm_active_ratio"}
 """Columns of the rollup, and the column of the minute rollup that each sums up."""
 
-# Nodes that have one of these accelerators in the hour by the inventory, and nodes whose stored row contains one.
+# Nodes that have one of these accelerators in these hours by the inventory, and nodes with a stored row that contains
+# one.
 _AFFECTED = """
 SELECT c.node_id FROM unnest(%(ids)s::bigint[]) AS asked (id) JOIN capacity c ON c.accelerator_id = asked.id
-WHERE c.node_id IS NOT NULL AND c.in_ms < %(hour)s + 3600000 AND (c.out_ms IS NULL OR c.out_ms > %(hour)s)
+WHERE c.node_id IS NOT NULL AND c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
 UNION SELECT h.node_id FROM node_utilization h CROSS JOIN LATERAL unnest(h.accelerator_ids) AS was (id)
-    JOIN unnest(%(ids)s::bigint[]) AS asked (id) ON asked.id = was.id WHERE h.hour_ms = %(hour)s
+    JOIN unnest(%(ids)s::bigint[]) AS asked (id) ON asked.id = was.id
+    WHERE h.hour_ms >= %(start)s AND h.hour_ms < %(end)s
 """
 _ANY_MINUTE = """
 SELECT FROM gpu_minute WHERE accelerator_id = ANY(%(ids)s) AND minute_ms >= %(from)s AND minute_ms < %(until)s LIMIT 1
@@ -41,14 +45,14 @@ LIMIT 1
 # came to the one in which it left (rounded up), unless its next placement begins in that minute and takes it.
 _PLACEMENTS = """
 WITH wanted AS (SELECT unnest(%(nodes)s::bigint[]) AS node_id)
-SELECT accelerator_id, node_id, greatest(in_ms - in_ms %% 60000, %(hour)s),
-    least(out_ms + 59999 - (out_ms + 59999) %% 60000, next_ms - next_ms %% 60000, %(hour)s + 3600000)
+SELECT accelerator_id, node_id, greatest(in_ms - in_ms %% 60000, %(start)s),
+    least(out_ms + 59999 - (out_ms + 59999) %% 60000, next_ms - next_ms %% 60000, %(end)s)
 FROM (
     SELECT accelerator_id, node_id, in_ms, out_ms,
         lead(in_ms) OVER (PARTITION BY accelerator_id ORDER BY in_ms, id) AS next_ms
     FROM capacity WHERE accelerator_id IN (SELECT accelerator_id FROM capacity JOIN wanted USING (node_id))
 ) placement JOIN wanted USING (node_id)
-WHERE in_ms < %(hour)s + 3600000 AND (out_ms IS NULL OR out_ms > %(hour)s)
+WHERE in_ms < %(end)s AND (out_ms IS NULL OR out_ms > %(start)s)
 """
 _PRESENT = """
 SELECT DISTINCT node_id FROM capacity WHERE node_id IS NOT NULL AND in_ms < %(hour)s + 3600000
@@ -69,8 +73,8 @@ def _quarters(name: str) -> str:
     return f"ARRAY[{', '.join(sums)}]::{_COLUMNS[name]}[]"
 
 
-# One statement: sums by node, accelerator and quarter (`part`), then by node as arrays (`computed`); rows of nodes
-# without any minute are deleted (`gone`); rows that would not change are not written.
+# One statement: sums by node, hour, accelerator and quarter (`part`), then by node and hour as arrays (`computed`);
+# rows of nodes without any minute in an hour are deleted (`gone`); rows that would not change are not written.
 _WRITE = f"""
 WITH placement AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(at)s::bigint[], %(from)s::bigint[], %(until)s::bigint[])
@@ -78,23 +82,24 @@ WITH placement AS (
 ), minute AS (
     SELECT accelerator_id, minute_ms, {", ".join(f"{source}::float8 AS {name}" for name, source in RATIOS.items())}
     FROM gpu_minute
-    WHERE accelerator_id = ANY(%(ids)s) AND minute_ms >= %(hour)s AND minute_ms < %(hour)s + {HOUR_MS}
+    WHERE accelerator_id = ANY(%(ids)s) AND minute_ms >= %(start)s AND minute_ms < %(end)s
 ), part AS (
-    SELECT s.node_id, m.accelerator_id, (m.minute_ms - %(hour)s) / {QUARTER_MS} AS quarter,
+    SELECT s.node_id, m.minute_ms / {HOUR_MS} * {HOUR_MS} AS hour_ms, m.accelerator_id,
+        m.minute_ms %% {HOUR_MS} / {QUARTER_MS} AS quarter,
         {", ".join(f"sum({name}) AS {name}, count({name}) AS {name}_minutes" for name in RATIOS)}
     FROM minute m JOIN placement s ON s.accelerator_id = m.accelerator_id AND m.minute_ms >= s.from_ms
         AND m.minute_ms < s.until_ms
-    GROUP BY 1, 2, 3
+    GROUP BY 1, 2, 3, 4
 ), computed AS (
-    SELECT node_id, array_agg(DISTINCT accelerator_id) AS accelerator_ids,
+    SELECT node_id, hour_ms, array_agg(DISTINCT accelerator_id) AS accelerator_ids,
         {", ".join(f"{_quarters(name)} AS {name}" for name in _COLUMNS)}
-    FROM part GROUP BY 1
+    FROM part GROUP BY 1, 2
 ), gone AS (
-    DELETE FROM node_utilization WHERE hour_ms = %(hour)s AND node_id = ANY(%(nodes)s)
-        AND node_id NOT IN (SELECT node_id FROM computed)
+    DELETE FROM node_utilization WHERE hour_ms >= %(start)s AND hour_ms < %(end)s AND node_id = ANY(%(nodes)s)
+        AND (node_id, hour_ms) NOT IN (SELECT node_id, hour_ms FROM computed)
 )
 INSERT INTO node_utilization AS old (hour_ms, node_id, accelerator_ids, {", ".join(_COLUMNS)})
-SELECT %(hour)s, node_id, accelerator_ids, {", ".join(_COLUMNS)} FROM computed
+SELECT hour_ms, node_id, accelerator_ids, {", ".join(_COLUMNS)} FROM computed
 ON CONFLICT (hour_ms, node_id) DO UPDATE SET accelerator_ids = excluded.accelerator_ids,
     {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)}
     WHERE (old.accelerator_ids, {", ".join(f"old.{name}" for name in _COLUMNS)}) IS DISTINCT FROM
@@ -106,35 +111,40 @@ def recompute(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
     """Recompute the utilization of every node affected by these (accelerator, hour) pairs, in the caller's transaction.
 
     Affected are the nodes an accelerator is on, and those it was thought to be on. Call it after the minutes are
-    written. Each hour is a statement of its own, so that a batch of scattered late hours reads no others.
+    written. A batch of scattered late hours reads no others.
     """
-    if not _may_change(connection, hours):
-        return
-    by_hour: dict[int, list[int]] = defaultdict(list)
-    for accelerator_id, hour_ms in hours:
-        by_hour[hour_ms].append(accelerator_id)
-    for hour_ms, ids in sorted(by_hour.items()):
-        rows = connection.execute(_AFFECTED, {"hour": hour_ms, "ids": ids}).fetchall()
-        _recompute_hour(connection, hour_ms, [int(row[0]) for row in rows])
+    for part in consecutive_hours(hours):
+        bounds = {"start": part[0][1], "end": part[-1][1] + HOUR_MS}
+        ids = list({accelerator_id for accelerator_id, _ in part})
+        rows = connection.execute(_AFFECTED, {**bounds, "ids": ids}).fetchall()
+        _recompute_hours(connection, bounds, [int(row[0]) for row in rows])
 
 
-def _may_change(connection: Connection, hours: Sequence[tuple[int, int]]) -> bool:
-    """Whether these accelerators have a minute, or a part in a stored row, between the first and the last hour.
+def consecutive_hours(hours: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """(accelerator, hour) pairs by hour, in parts of hours that follow each other with at most AT_ONCE pairs.
 
-    Evidence without samples, such as a scheduler's, has neither: two queries answer for all of its hours.
+    An hour is never divided, however many pairs it has.
     """
-    hours_ms = [hour_ms for _, hour_ms in hours]
-    bounds = {"ids": sorted({number for number, _ in hours}), "from": min(hours_ms), "until": max(hours_ms) + HOUR_MS}
-    return any(connection.execute(query, bounds).fetchone() is not None for query in (_ANY_MINUTE, _ANY_ROW))
+    by_hour: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for pair in hours:
+        by_hour[pair[1]].append(pair)
+    part: list[tuple[int, int]] = []
+    for hour_ms, pairs in sorted(by_hour.items()):
+        if part and (hour_ms - part[-1][1] > HOUR_MS or len(part) + len(pairs) > AT_ONCE):
+            yield part
+            part = []
+        part += pairs
+    if part:
+        yield part
 
 
-def _recompute_hour(connection: Connection, hour_ms: int, nodes: Sequence[int]) -> None:
-    """Recompute these nodes in an hour from the minutes of every accelerator that was on them."""
+def _recompute_hours(connection: Connection, bounds: Mapping[str, int], nodes: Sequence[int]) -> None:
+    """Recompute these nodes from `start` to `end`, whole hours, from the minutes of every accelerator on them."""
     if not nodes:
         return
-    placements = connection.execute(_PLACEMENTS, {"hour": hour_ms, "nodes": list(nodes)}).fetchall()
+    placements = connection.execute(_PLACEMENTS, {**bounds, "nodes": list(nodes)}).fetchall()
     ids, node_ids, from_ms, until_ms = ([row[column] for row in placements] for column in range(4))
-    values = {"hour": hour_ms, "nodes": list(nodes), "ids": ids, "at": node_ids, "from": from_ms, "until": until_ms}
+    values = {**bounds, "nodes": list(nodes), "ids": ids, "at": node_ids, "from": from_ms, "until": until_ms}
     connection.execute("SET LOCAL work_mem = '64MB'")
     connection.execute(_WRITE.encode(), values)
 
@@ -166,7 +176,8 @@ def recompute_day(connection: Connection, day_ms: int, now_ms: int) -> None:
             if hour_ms < minutes.expired_before(connection):
                 break
             rows = connection.execute(_PRESENT, {"hour": hour_ms}).fetchall()
-            _recompute_hour(connection, hour_ms, [int(row[0]) for row in rows])
+            bounds = {"start": hour_ms, "end": hour_ms + HOUR_MS}
+            _recompute_hours(connection, bounds, [int(row[0]) for row in rows])
     connection.execute(
         "INSERT INTO node_utilization_day (day_ms, made_ms) VALUES (%s, %s) "
         "ON CONFLICT (day_ms) DO UPDATE SET made_ms = excluded.made_ms",
