@@ -82,7 +82,7 @@ def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]], i
             {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)}
             WHERE ({_of("old")}) IS DISTINCT FROM ({_of("excluded")})
         """.encode(),
-        ([pair[0] for pair in hours], [pair[1] for pair in hours], *bounds),
+        ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
     )
 
 

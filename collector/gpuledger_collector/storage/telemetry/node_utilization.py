@@ -34,13 +34,6 @@ UNION SELECT h.node_id FROM node_utilization h CROSS JOIN LATERAL unnest(h.accel
     JOIN unnest(%(ids)s::bigint[]) AS asked (id) ON asked.id = was.id
     WHERE h.hour_ms >= %(start)s AND h.hour_ms < %(end)s
 """
-_ANY_MINUTE = """
-SELECT FROM gpu_minute WHERE accelerator_id = ANY(%(ids)s) AND minute_ms >= %(from)s AND minute_ms < %(until)s LIMIT 1
-"""
-_ANY_ROW = """
-SELECT FROM node_utilization WHERE hour_ms >= %(from)s AND hour_ms < %(until)s AND accelerator_ids && %(ids)s::bigint[]
-LIMIT 1
-"""
 # All accelerators of these nodes with the minutes that belong to each node: from the minute in which an accelerator
 # came to the one in which it left (rounded up), unless its next placement begins in that minute and takes it.
 _PLACEMENTS = """
