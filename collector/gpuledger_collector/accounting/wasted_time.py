@@ -55,8 +55,9 @@ def rating_intervals(minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: I
     wasted: dict[int, int] = defaultdict(int)
     whole = gpu_ns(gpu_micro, MINUTE_MS)
     for at_ms, permille in known:
-        if not edges:
-            wasted[at_ms - at_ms % HOUR_MS] += whole * permille // PERMILLE
+        # Most minutes have no edge inside.
+        if bisect_right(edges, at_ms) == bisect_right(edges, at_ms + MINUTE_MS - 1):
+            wasted[_rating_interval(at_ms, edges)] += whole * permille // PERMILLE
             continue
         for piece in _pieces(Period(at_ms, at_ms + MINUTE_MS), edges):
             wasted[_rating_interval(piece.start_ms, edges)] += gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE

@@ -289,9 +289,11 @@ class _Window:
             # The window begins at a full hour, so no rating interval is counted in part by both.
             before = {at_ms: gpu_ns for at_ms, gpu_ns in stored.items() if at_ms < self._start_ms}
             first = max(first, (self._start_ms - self._from_ms) // MINUTE_MS)
-        pairs = [
-            (self._at_ms(column), episode.permille[column - episode.since]) for column in range(first, episode.end)
-        ]
+        pairs = zip(
+            range(self._at_ms(first), self._at_ms(episode.end), MINUTE_MS),
+            episode.permille[first - episode.since : episode.end - episode.since],
+            strict=True,
+        )
         return before | rating_intervals(pairs, accelerator.gpu_micro, self._cuts)
 
 

@@ -124,6 +124,9 @@ def subtract(period: Period, others: Iterable[Period]) -> list[Period]:
 
 def cuts_of(placements: Sequence[RatedPlacement], hour: Period) -> list[int]:
     """Instants at which a piece of this hour must end, because the accelerator moved: none when it stayed in place."""
+    # Asked for every piece of a day, and hardly any accelerator moves.
+    if len(placements) < 2:
+        return []
     inside = [placement for placement in placements if placement.period.clip(hour) is not None]
     if len(inside) < 2:
         return []

@@ -35,7 +35,9 @@ def names() -> list[str]:
     return [*OWN, *sorted(_installed())]
 
 
+@cache
 def _installed() -> dict[str, EntryPoint]:
+    # Once: the files of every installed package are read for it.
     return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in OWN}
 
 

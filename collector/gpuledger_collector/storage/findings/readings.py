@@ -58,15 +58,28 @@ def workload_readings(
                 parts.setdefault((int(workload_id), model), []).append(table[holder == workload_id])
     distributions = {}
     for key, tables in parts.items():
-        minutes_held = np.concatenate(tables)
-        stats = {name: _stats(minutes_held[name].astype(np.float64)) for name in READINGS}
-        distributions[key] = {name: value for name, value in stats.items() if value is not None}
+        distributions[key] = _stats(np.concatenate(tables))
     return distributions
 
 
-def _stats(values: npt.NDArray[np.float64]) -> ReadingStats | None:
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return None
-    p50, p90, p95, p99 = map(float, np.quantile(known, (0.5, 0.9, 0.95, 0.99)))
-    return ReadingStats(len(known) / len(values), float(known.mean()), p50, p90, p95, p99)
+def _stats(minutes_held: npt.NDArray[np.void]) -> dict[str, ReadingStats]:
+    """Mean and percentiles of each reading, over the minutes that have it."""
+    values = {name: minutes_held[name].astype(np.float64) for name in READINGS}
+    known = {name: column[np.isfinite(column)] for name, column in values.items()}
+    # Most readings are there in every minute: their percentiles are found together, the call costs more than the rest.
+    together = [name for name, column in known.items() if len(column) == len(minutes_held)]
+    percentiles = dict(zip(together, _percentiles(np.array([known[name] for name in together])), strict=True))
+    for name, column in known.items():
+        if 0 < len(column) < len(minutes_held):
+            percentiles[name] = _percentiles(column[None, :])[0]
+    return {
+        name: ReadingStats(len(known[name]) / len(minutes_held), float(known[name].mean()), *percentiles[name])
+        for name in READINGS
+        if name in percentiles
+    }
+
+
+def _percentiles(rows: npt.NDArray[np.float64]) -> list[list[float]]:
+    """The 50th, 90th, 95th and 99th percentile of each row."""
+    found: list[list[float]] = np.quantile(rows, (0.5, 0.9, 0.95, 0.99), axis=1).T.tolist() if len(rows) else []
+    return found
