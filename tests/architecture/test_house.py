@@ -65,6 +65,15 @@ def test_help_loads_no_heavy_library():
     assert not loaded & {"numpy", "pandas", "sqlalchemy", "psycopg", "fastapi", "uvicorn", "sklearn", "alembic"}
 
 
+def test_no_private_module_of_a_library_is_imported():
+    """Private names change without notice between the versions that are allowed; ruff refuses their use otherwise."""
+    module = r"from (\w+\.)*_[a-z][\w.]* import|import .*\._"
+    name = r"from (?!gpuledger|\.)\S+ import (.*\W)?_[a-z]"
+    private = re.compile(rf"^\s*({module}|{name})", re.MULTILINE)
+    for path in tracked("agent/*.py", "collector/*.py", "common/*.py"):
+        assert not private.search(path.read_text(encoding="utf-8")), path
+
+
 def test_alembic_folder_shadows_no_package():
     """An __init__.py in alembic/ would hide the alembic package from every script run in the root."""
     assert not list((ROOT / "alembic").rglob("__init__.py"))

@@ -20,7 +20,6 @@ from gpuledger_collector import faults
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period, date_range, parse_period
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
-from gpuledger_collector.cli.coercion import spare_coercion
 from gpuledger_collector.cli.terminal import say, shield
 from gpuledger_common.escapes import escape_lines
 
@@ -187,11 +186,10 @@ def run(build: Callable[[], typer.Typer]) -> None:
     sys.stdout = shield(sys.stdout)
     # Importing creates tens of thousands of objects and no garbage: looking for it takes a tenth of a short command.
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
-    spare_coercion()
     if COMPLETE_VARIABLE in os.environ:
-        from typer._completion_classes import completion_init  # a fifth of the time of `--help`
+        from typer.completion import get_completion_inspect_parameters  # a fifth of the time of `--help`
 
-        completion_init()
+        get_completion_inspect_parameters()  # has typer know the shells
     try:
         build()()
     except KeyboardInterrupt:

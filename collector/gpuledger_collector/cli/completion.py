@@ -10,7 +10,7 @@ import enum
 from typing import Annotated
 
 from typer import Argument
-from typer._completion_shared import get_completion_script
+from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 from gpuledger_collector.cli.common import COMPLETE_VARIABLE, new_app
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+from gpuledger_collector.cli.parameters import absent_is_false, adapt_parameters
 
 
 class Entry(NamedTuple):
@@ -48,26 +49,8 @@ def load(entry: Entry) -> Any:
     # A module of several top-level commands is a group without a name of its own.
     if command.name != entry.name and isinstance(command, TyperGroup):
         command = command.commands[entry.name]
-    name_values(command)
+    adapt_parameters(command)
     return command
-
-
-def _no_type(_ctx: Any) -> None:
-    """What `--help` shows for the type of an argument."""
-
-
-def name_values(command: Any) -> None:
-    """Name the values of options and arguments in `--help` by what they hold, instead of by their Python type."""
-    for parameter in command.params:
-        kind = parameter.type_descriptor.annotation
-        if parameter.param_type_name == "argument":
-            parameter.display_type = _no_type
-        elif parameter.metavar is None and parameter.type_descriptor.is_choice:
-            parameter.metavar = "|".join(choice.value for choice in kind)
-        elif parameter.metavar is None:
-            parameter.metavar = {int: "N", float: "N", Path: "FILE"}.get(kind, parameter.opts[0].lstrip("-").upper())
-    for below in getattr(command, "commands", {}).values():
-        name_values(below)
 
 
 class LazyGroup(TyperGroup):
@@ -78,6 +61,10 @@ class LazyGroup(TyperGroup):
     def __init__(self, **options: Any) -> None:
         self._entries = {entry.name: entry for entries in self.panels.values() for entry in entries}
         super().__init__(**{**options, "commands": LazyCommands(self._entries)})
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """`--help` of the group itself."""
+        return absent_is_false(super().get_help_option(ctx))
 
     def list_commands(self, _ctx: Any) -> list[str]:
         """The names, in the order of the table."""

@@ -85,7 +85,7 @@ class Table:
     def mapping(self, key: str) -> dict[str, tuple[str, ...]]:
         """Texts, or lists of them, by name."""
         inner = self.table(key)
-        return {name: inner.texts(name) for name in inner._content}
+        return {name: inner.texts(name) for name in inner._content}  # noqa: SLF001  # of this class
 
     def lists(self, key: str) -> tuple[tuple[str, ...], ...]:
         """Lists of texts; at least one."""
