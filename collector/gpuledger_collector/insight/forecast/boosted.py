@@ -20,6 +20,7 @@ ROWS, ROUNDS, LEAVES, IN_LEAF, SEED = 4_000, 40, 8, 40, 7
 def forecast(values: Floats, step_ms: int, leads: Ints, quantiles: Floats) -> Floats:
     """Quantiles (leads, quantiles) of what comes after the last value; the same answer each time."""
     from sklearn.ensemble import HistGradientBoostingRegressor
+    from threadpoolctl import threadpool_limits
 
     end = len(values)
     generator = np.random.default_rng(SEED)
@@ -33,19 +34,24 @@ def forecast(values: Floats, step_ms: int, leads: Ints, quantiles: Floats) -> Fl
         raise ValueError(f"{int(is_known.sum())} known changes are too few to learn from")
     past = _features(values, step_ms, origins[is_known], steps[is_known])
     asked = _features(values, step_ms, np.full(len(leads), now), leads + (end - 1 - now))
+    # In a history shorter than a lag that lag is unknown throughout, which scikit-learn refuses from 1.9 on.
+    is_feature = np.isfinite(past).any(axis=0)
+    past, asked = past[:, is_feature], asked[:, is_feature]
     levels = np.empty((len(leads), len(quantiles)))
-    for column, quantile in enumerate(quantiles):
-        model = HistGradientBoostingRegressor(
-            loss="quantile",
-            quantile=float(quantile),
-            max_iter=ROUNDS,
-            max_leaf_nodes=LEAVES,
-            learning_rate=0.15,
-            min_samples_leaf=IN_LEAF,
-            early_stopping=False,
-            random_state=SEED,
-        )
-        levels[:, column] = values[now] + model.fit(past, changes[is_known]).predict(asked)
+    # So few rows are one thread's work: on a busy machine threads that wait for each other take six times its CPU.
+    with threadpool_limits(1, "openmp"):
+        for column, quantile in enumerate(quantiles):
+            model = HistGradientBoostingRegressor(
+                loss="quantile",
+                quantile=float(quantile),
+                max_iter=ROUNDS,
+                max_leaf_nodes=LEAVES,
+                learning_rate=0.15,
+                min_samples_leaf=IN_LEAF,
+                early_stopping=False,
+                random_state=SEED,
+            )
+            levels[:, column] = values[now] + model.fit(past, changes[is_known]).predict(asked)
     return np.sort(levels, axis=1)
 
 

@@ -174,6 +174,12 @@ def test_boosted_trees_learn_a_daily_shape():
     assert made.skill > 0.5
 
 
+def test_boosted_trees_need_no_week_of_history():
+    """In five days the value of a week ago is unknown at every instant; the other features remain."""
+    values = 50 + 20 * np.sin(np.arange(24 * 5) * 2 * np.pi / 24)
+    assert np.isfinite(forecast([hourly(values)], 24, method="boosted")[0].values).all()
+
+
 class Told:
     """An installed method: a function in the place of an entry point."""
 
