@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.packages import build_wheel
 from fakes.postgres import open_folder
 
 pytestmark = pytest.mark.slow
@@ -33,15 +34,7 @@ def call(*words, **given):
 def installed():
     """The wheel alone in an environment of its own; its dependencies are those of the tests."""
     folder = open_folder("gpuledger-wheel-")
-    built = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "dist"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
-    (wheel,) = (folder / "dist").glob("*.whl")
+    wheel = build_wheel(folder / "dist")
     environment = folder / "venv"
     venv.create(environment, with_pip=False)
     packages = Path(sysconfig.get_path("purelib", vars={"base": environment}))

@@ -27,6 +27,15 @@ def build(kind: str, folder: Path) -> Path:
     return Path(answer.stdout.strip())
 
 
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this checkout, as `./dev wheel` builds it."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 def bare() -> dict[str, str]:
     """An environment in which no library of a driver is to be found."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "PYTHON", "GPULEDGER"))}

@@ -27,8 +27,8 @@ def environment(**changes: str) -> dict[str, str]:
 class CollectorProcess:
     """`gpuledger serve` with its embedded database in a folder, on a port of its own."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, programs: Path = BIN, **settings: str) -> None:
+        self.folder, self.programs = folder, programs
         self.port = free_port()
         own = {
             "GPULEDGER_DATA_DIR": str(folder / "data"),
@@ -46,7 +46,7 @@ class CollectorProcess:
     def start(self) -> None:
         with (self.folder / "collector.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [BIN / "gpuledger", "serve"], env=self.environment, stdout=log, stderr=log, cwd=self.folder
+                [self.programs / "gpuledger", "serve"], env=self.environment, stdout=log, stderr=log, cwd=self.folder
             )
 
     def wait_ready(self, seconds: float = 120) -> None:
@@ -135,9 +135,9 @@ class CollectorProcess:
 
 
 @contextlib.contextmanager
-def collector_process(folder: Path, **settings: str) -> Iterator[CollectorProcess]:
+def collector_process(folder: Path, programs: Path = BIN, **settings: str) -> Iterator[CollectorProcess]:
     """A running collector; it and its database are gone when the block ends."""
-    made = CollectorProcess(folder, **settings)
+    made = CollectorProcess(folder, programs, **settings)
     made.start()
     try:
         made.wait_ready()
