@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import guardian
 from bench import _faults_peer
 from bench.startup import resident_mib
 from fakes.disasters import FaultyFleet
@@ -48,7 +49,7 @@ SCHEDULE = (
 def ours(given: argparse.Namespace) -> tuple[Verdict, Counter, dict[str, str]]:
     """Run until `--faults` are injected or `--seconds` are over; returns verdict, faults by kind, and figures."""
     rng = random.Random(given.seed)
-    spools = tempfile.mkdtemp(prefix="gpuledger-spools-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    spools = tempfile.mkdtemp(prefix="gpuledger-spools-", dir=guardian.memory_folder())
     begun = time.monotonic()
     schedule = SCHEDULE if given.workers == 1 else (*SCHEDULE, "renew_workers")
     with FaultyFleet(given.seed, given.nodes, given.rate, Path(spools), given.workers) as fleet:

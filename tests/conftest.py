@@ -1,4 +1,6 @@
-"""For every test: hypothesis' profile, and the gpuledger command line built once a process, since that is costly."""
+"""For every test: a guardian that ends what a run leaves, hypothesis' profile, and the command line of gpuledger, which
+is built once a process, since that is costly.
+"""
 
 import functools
 import os
@@ -7,8 +9,10 @@ from typing import Any
 
 import pytest
 
+import guardian
 from fakes import profiles
 
+guardian.enter()
 profiles.load()
 # Threads of OpenMP wait for each other by spinning: beside other tests two of them take five times as long as one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

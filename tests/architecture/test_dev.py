@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def checkout(tmp_path):
     """A copy of what `./dev` looks at, without an environment."""
-    for name in ("dev", "pyproject.toml"):
+    (tmp_path / "tests").mkdir()
+    for name in ("dev", "pyproject.toml", "tests/guardian.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     return tmp_path

@@ -1,7 +1,6 @@
 """A spool file cut off, or with flipped bytes, at every offset: the agent starts, and loses nothing unseen."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import guardian
 from gpuledger_agent.spool import BatchContents, Spool
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def body_of(epoch, seq):
 @pytest.fixture(scope="module")
 def files():
     """A spool as a stop left it (all in the file), and one as a crash did (the latest batches in the log beside it)."""
-    folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir=guardian.memory_folder()))
     spool = Spool(folder, 2**20, NOW, free_floor=0)
     for _ in range(WAITING + 3):
         spool.add(body_of, NOW, BatchContents(1, 4))
@@ -48,7 +48,7 @@ def started(main, log=b"", stalled=False):
 
     A start of two seconds is tried once more: it is a fault if it is the file's, none if the machine stood still.
     """
-    folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir=guardian.memory_folder()))
     try:
         (folder / "spool.sqlite").write_bytes(main)
         if log:

@@ -40,6 +40,8 @@ PATIENCE_SECONDS = 40
 """How long a process of the demo may take to end."""
 PORT = 8440
 MARKER, CONFIG = ".gpuledger-demo", "collector.toml"
+TEMPORARY = ".tmp"
+"""Where its commands put temporary files: those of one that was killed go with the folder."""
 
 PRICES = """pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,list_rate
 ,H100,on_demand,6.88,USD,{start},,6.88
@@ -312,7 +314,8 @@ def set_up(output: Path, port: int) -> Stage:
         refuse(f"a demo is running in {folder}: end it first (Ctrl-C), or name another folder with --output")
     if folder.exists():
         shutil.rmtree(folder)
-    (folder / "logs").mkdir(parents=True)
+    for name in ("logs", TEMPORARY):
+        (folder / name).mkdir(parents=True)
     # Commands name files beside it.
     (folder / "logs" / "demo.log").write_text(f"$ cd {shlex.quote(str(folder))}\n")
     (folder / MARKER).write_text("made by gpuledger demo; may be deleted\n")
@@ -332,7 +335,8 @@ def set_up(output: Path, port: int) -> Stage:
     }
     # A string of JSON is one of TOML, and so is a number.
     (folder / CONFIG).write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
-    environment = kept | {f"GPULEDGER_{name.upper()}": str(value) for name, value in settings.items()}
+    own = {f"GPULEDGER_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = {**kept, **own, "TMPDIR": str(folder / TEMPORARY)}
     return Stage(folder, environment, chosen)
 
 

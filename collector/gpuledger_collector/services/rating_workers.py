@@ -9,19 +9,22 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import active_children, connection, get_context, parent_process
 
 from gpuledger_collector.services.rating import rate_day
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 
 GARBAGE_THRESHOLD = 50_000
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a command that SIGTERM ended, as shells show it."""
 _databases: list[Database] = []
 """In a worker: the database, with connections that its days share."""
 
@@ -49,11 +52,12 @@ def rate_days(
         initargs=(replace(database, given_dsn=database.dsn, server=None, idle=None),),
     )
     try:
-        with _interrupts_later():
-            futures = [executor.submit(_rate, day_ms, now_ms, book_at_ms) for day_ms in days_ms]
-        for done, future in enumerate(as_completed(futures), 1):
-            future.result()
-            yield done
+        with _termination_unwinds():
+            with _interrupts_later():
+                futures = [executor.submit(_rate, day_ms, now_ms, book_at_ms) for day_ms in days_ms]
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                yield done
     except BrokenProcessPool as error:
         raise WorkerEnded(
             "a process that rated days was ended from outside, perhaps for lack of memory: run the command again, "
@@ -71,6 +75,26 @@ def _interrupts_later() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _termination_unwinds() -> Iterator[None]:
+    """End the workers and unwind at SIGTERM: a process ended at once leaves semaphores, of which Python warns."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _end_in_order)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end_in_order(*_: object) -> None:
+    for worker in active_children():
+        worker.terminate()
+    sys.exit(TERMINATED)
 
 
 def _begin(database: Database) -> None:

@@ -238,8 +238,9 @@ def running(pid):
         return False
 
 
-def test_workers_end_with_the_command(days, ledger, dsn):
-    """Whatever ends it, no worker goes on."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_workers_end_with_the_command(days, ledger, dsn, number, code):
+    """Whatever ends it, no worker goes on; SIGTERM ends it without a word, also while its workers wait for a lock."""
     script = (
         "import sys\n"
         "from gpuledger_collector.services.rating_workers import rate_days\n"
@@ -248,12 +249,14 @@ def test_workers_end_with_the_command(days, ledger, dsn):
     )
     with psycopg.connect(dsn) as rater:
         locks.take(rater, locks.of_day(DAYS[0]))
-        command = subprocess.Popen([sys.executable, "-c", script, dsn])
+        command = subprocess.Popen([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE, text=True)
         until(lambda: waits(days, locks.of_day(DAYS[0])))
         children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
         assert children
-        command.kill()
-        command.wait(60)
+        command.send_signal(number)
+        _, errors = command.communicate(timeout=60)
+        assert errors == "" or number == signal.SIGKILL
+        assert command.returncode == code
         until(lambda: not any(map(running, children)))
 
 
