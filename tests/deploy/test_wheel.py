@@ -1,6 +1,7 @@
 """The wheel: all that `pipx install` needs, without the checkout that it was built from."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -34,15 +35,18 @@ def call(*words, **given):
 def installed():
     """The wheel alone in an environment of its own; its dependencies are those of the tests."""
     folder = open_folder("gpuledger-wheel-")
-    wheel = build_wheel(folder / "dist")
-    environment = folder / "venv"
-    venv.create(environment, with_pip=False)
-    packages = Path(sysconfig.get_path("purelib", vars={"base": environment}))
-    answer = call(sys.executable, "-m", "pip", "--python", environment, "install", "--no-deps", "--no-index", wheel)
-    assert answer.returncode == 0, answer.stderr
-    # Behind the wheel's own packages, without the path files that lead to the checkout.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return environment / "bin", folder
+    try:
+        wheel = build_wheel(folder / "dist")
+        environment = folder / "venv"
+        venv.create(environment, with_pip=False)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": environment}))
+        answer = call(sys.executable, "-m", "pip", "--python", environment, "install", "--no-deps", "--no-index", wheel)
+        assert answer.returncode == 0, answer.stderr
+        # Behind the wheel's own packages, without the path files that lead to the checkout.
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        yield environment / "bin", folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_its_code_is_its_own(installed):
