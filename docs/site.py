@@ -61,7 +61,10 @@ SECTIONS = {
         f"docs/reference/{name}.md" for name in ("commands", "settings", "metrics", "profiles", "tables", "assistants")
     ],
     "Runbooks": ["docs/runbooks/"],
-    "Trust": [f"docs/{name}.md" for name in ("reliability", "security", "performance", "scale", "insight")],
+    "Trust": [
+        *(f"docs/{name}.md" for name in ("reliability", "security", "performance", "scale", "insight")),
+        "SECURITY.md",
+    ],
     "Develop": ["ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "tests/scenarios/README.md"],
     "Decisions": ["docs/decisions/"],
     "Changelog": ["CHANGELOG.md"],
@@ -290,8 +293,12 @@ def places() -> dict[str, str]:
         for entry in entries:
             sources += pages_of(entry) if entry.endswith("/") else [entry]
     found = {source: source.removeprefix("docs/").replace("README.md", "index.md") for source in sources}
-    # An index would stand for its whole section in the navigation.
-    found |= {"tests/README.md": "tests/folders.md", "tests/scenarios/README.md": "tests/scenarios.md"}
+    # An index would stand for its whole section in the navigation, and some disks know no case.
+    found |= {
+        "tests/README.md": "tests/folders.md",
+        "tests/scenarios/README.md": "tests/scenarios.md",
+        "SECURITY.md": "security-policy.md",
+    }
     folders = [entry for entries in SECTIONS.values() for entry in entries if entry.endswith("/")]
     return (
         found
