@@ -79,6 +79,15 @@ def test_alembic_folder_shadows_no_package():
     assert not list((ROOT / "alembic").rglob("__init__.py"))
 
 
+def test_every_place_has_the_same_version():
+    """Packages, the changelog's newest release, and the guide that names a file; the chart's test compares its own."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for package in ("agent/gpuledger_agent", "collector/gpuledger_collector"):
+        assert f'__version__ = "{version}"' in (ROOT / package / "__init__.py").read_text(), package
+    assert re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
+    assert f"gpuledger-agent_{version}_" in (ROOT / "docs/guides/install-agent.md").read_text()
+
+
 def test_an_extra_is_pinned_as_the_collector_is():
     """Installed beside the collector, it changes no package that both have."""
     collector, extra = (
