@@ -122,7 +122,7 @@ def periods(
         print("no month is closed")
     for row in rows if form is options.Format.table else ():
         say(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {plural(str(row['lines']), 'line')}")
-        say(f"         seal {row['seal']}{_verdict(row)}")
+        say(f"         seal {row['seal']}{_verdict(checked.get(str(row['period'])))}")
         for sentence in checked[str(row["period"])].failures if row["period"] in checked else ():
             say(f"         {sentence}")
     if not all(result.holds for result in checked.values()):
@@ -156,17 +156,18 @@ def corrections(
 
 def _checked(result: Verification | None) -> dict[str, object]:
     """The columns of a month that was verified."""
-    return {} if result is None else {"intact": result.holds, "wrong": " ".join(result.failures)}
+    if result is None:
+        return {}
+    seal = () if result.sealed else ("the lines are NOT those that were sealed.",)
+    return {"intact": result.holds, "wrong": " ".join((*seal, *result.failures))}
 
 
-def _verdict(row: Mapping[str, object]) -> str:
-    if "intact" not in row:
+def _verdict(result: Verification | None) -> str:
+    if result is None:
         return ""
-    if row["intact"]:
-        return ": every line is as it was sealed"
-    return (
-        ": reports of it are NOT of the sealed lines" if row["wrong"] else ": the lines are NOT those that were sealed"
-    )
+    if not result.sealed:
+        return ": the lines are NOT those that were sealed"
+    return ": reports of it are NOT of the sealed lines" if result.failures else ": every line is as it was sealed"
 
 
 def _month(name: str) -> Period:
