@@ -103,7 +103,7 @@ def case(changes, *firing):
 
 
 def promtool(*arguments):
-    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=280, check=False)
 
 
 @needs_promtool
