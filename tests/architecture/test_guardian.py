@@ -73,6 +73,7 @@ class Started:
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
         own = {name: value for name, value in os.environ.items() if name != guardian.FOLDER}
+        own["TEST_FILES"] = "disk"  # below its home, by which a Postgres is known
         self.process = subprocess.Popen(
             [str(word) for word in command],
             cwd=home,
