@@ -43,6 +43,8 @@ GRACE_SECONDS = 20.0
 GIVE_UP_SECONDS = 10.0
 """How long after SIGKILL: a process of another user cannot be killed."""
 MEMORY = Path("/dev/shm")
+OPEN = 0o755
+"""Mode of the run's folders: the user of an embedded Postgres walks through them."""
 
 
 def enter(*, nested: bool = False) -> None:
@@ -73,6 +75,7 @@ def memory_folder() -> Path | None:
         return MEMORY if MEMORY.is_dir() else None
     folder = MEMORY / Path(os.environ[FOLDER]).name
     folder.mkdir(exist_ok=True)
+    folder.chmod(OPEN)
     return folder
 
 
@@ -102,7 +105,7 @@ def begin_run(front: int) -> Path:
         prctl(PR_SET_PDEATHSIG, FRONT_ENDED)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         folder = Path(tempfile.mkdtemp(prefix="gl-"))  # short: sockets below it have at most 107 characters
-        folder.chmod(0o755)  # the user of an embedded Postgres walks through it
+        folder.chmod(OPEN)
         run = os.fork()
         if run:
             end_as(guard(run, front, folder))

@@ -72,6 +72,7 @@ class Started:
         self.temporary = home / "tmp"
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
+        self.memory: list[Path] = []
         own = {name: value for name, value in os.environ.items() if name != guardian.FOLDER}
         own["TEST_FILES"] = "disk"  # below its home, by which a Postgres is known
         self.process = subprocess.Popen(
@@ -87,16 +88,17 @@ class Started:
     def wait_until_ready(self, count: int = 1) -> None:
         until(lambda: len(list(self.home.glob("ready*"))) >= count or self.process.poll() is not None)
         assert self.process.poll() is None, "the run ended before it was ready"
+        self.memory = [guardian.MEMORY / name for name in self.folders()]
 
     def processes(self) -> dict[int, str]:
         """What still runs of it: by the mark, or, since Postgres gets no environment, by its folders."""
-        found = {}
+        found, own = {}, [str(path) for path in (self.home, *self.memory)]
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 environment = (entry / "environ").read_bytes().decode(errors="replace")
                 folder = str((entry / "cwd").readlink())
-                if f"{MARK}={self.mark}" in environment or str(self.home) in command + folder:
+                if f"{MARK}={self.mark}" in environment or any(path in command + folder for path in own):
                     found[int(entry.name)] = command
         return found
 
@@ -110,22 +112,26 @@ class Started:
 
     def folders(self) -> list[str]:
         """Its temporary folders that are there, in memory too."""
-        return sorted(path.name for path in self.temporary.iterdir())
+        return sorted(path.name for path in (*self.temporary.iterdir(), *filter(Path.exists, self.memory)))
 
     def is_gone(self) -> bool:
         return not self.processes() and not self.folders()
 
     def end(self) -> None:
-        """End what a failed test leaves."""
+        """End what a failed test leaves: by the guardian, where one does what it should."""
+        self.process.kill()
+        until(self.is_gone, 10)
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(PATIENCE_SECONDS)
+        for path in self.memory:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def until(condition) -> None:
+def until(condition, seconds: float = PATIENCE_SECONDS) -> None:
     """Wait for a condition, or for as long as only a hang takes."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -189,8 +195,7 @@ def test_a_signal_leaves_nothing_whoever_gets_it(home, run, number, target):
     """The command as its parent knows it, its whole group, and the run below the guardian."""
     started = run(WAIT)
     started.wait_until_ready()
-    memory = [guardian.MEMORY / name for name in started.folders()]
-    assert [path for path in memory if path.exists()] == memory
+    assert [path.is_dir() for path in started.memory] == [True]
     assert int((home / "orphan").read_text()) in started.processes()
     if target == "group":
         os.killpg(started.process.pid, number)
@@ -201,7 +206,6 @@ def test_a_signal_leaves_nothing_whoever_gets_it(home, run, number, target):
         until(started.is_gone)
     assert started.processes() == {}
     assert started.folders() == []
-    assert not any(path.exists() for path in memory)
 
 
 def test_what_ignores_signals_is_killed(run):
