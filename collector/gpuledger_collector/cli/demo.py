@@ -1,47 +1,34 @@
 """gpuledger demo: a month of a simulated fleet through the real agent and the real collector, then live.
 
-Nothing here computes a number: the demo starts the commands that a user would start, keeps what they print in its log,
+Nothing here computes a number: the demo runs the commands that a user would run, keeps what they print in its log,
 and repeats the lines that matter at the end. The month is sampled more coarsely than the live part, so that it passes
-in minutes; the code is the same.
+within a minute; the code is the same. What does not need the other's result runs side by side.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
+import csv
 import shlex
-import shutil
 import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from gpuledger_collector.cli.common import UNAVAILABLE, new_app, refuse
+from gpuledger_collector.cli.common import new_app
+from gpuledger_collector.cli.demo_commands import Command, preload
 from gpuledger_collector.cli.demo_grafana import ROLE, GrafanaFiles
+from gpuledger_collector.cli.demo_stage import PORT, Stage, collector, end, free_port, set_up
 from gpuledger_collector.cli.demo_summary import Highlights, summary
 from gpuledger_collector.cli.shipped import shipped
+from gpuledger_collector.wiring import now
 
 app = new_app()
 LATE_NODE, LATE_DAYS = "l4-01", 2
-READY_SECONDS = 60
-PATIENCE_SECONDS = 40
-"""How long a process of the demo may take to end."""
-PORT = 8440
-MARKER, CONFIG = ".gpuledger-demo", "collector.toml"
-TEMPORARY = ".tmp"
-"""Where its commands put temporary files: those of one that was killed go with the folder."""
 
 PRICES = """pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,list_rate
 ,H100,on_demand,6.88,USD,{start},,6.88
@@ -81,6 +68,9 @@ MIXED, PAGE_STEP = "mixed", "15m"
 """The folder of pages of other vendors' exporters in the examples; each page holds for an hour."""
 FINE_NODE, FINE_HOURS, STEP, FINE_STEP = "a100-02", 36, "5m", "20s"
 """One node's last hours are sampled finely: that a job waits for its data shows within minutes, not between them."""
+STEP_MINUTES = 5
+CATCH_UP_FROM = timedelta(minutes=5)
+"""A month that takes longer is followed by these minutes: evidence that is older than fifteen says nothing of now."""
 CARBON = """[[carbon]]
 region = "an average grid"
 grams_per_kwh = 450
@@ -97,83 +87,64 @@ leads = ["head-of-research@example.com"]
 """
 VISION_A_DAY, FOUNDATION_A_DAY, DAYS_TO_COME = 400, 2500, 6
 """Vision's budget is too small for what it does, which the forecast sees before it is spent; foundation's is not."""
-
-
-def own_command(arguments: Sequence[str]) -> list[str]:
-    """A command line whose program is that of this installation."""
-    return [str(Path(sys.executable).with_name(arguments[0])), *arguments[1:]]
-
-
-@dataclass
-class Stage:
-    """The demo's folder, the environment of its commands, and the port of its collector."""
-
-    folder: Path
-    environment: dict[str, str]
-    port: int
-    verbose: bool = False
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def collector(self) -> str:
-        """Address of the demo's collector."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def say(self, sentence: str) -> None:
-        """One line of progress, with the seconds since the start."""
-        print(f"[{time.monotonic() - self.started:5.1f} s] {sentence}", flush=True)
-
-    def command(self, *arguments: str) -> list[str]:
-        """A command line of the product that asks the demo's ledger, from whatever folder it is run."""
-        settings = ["--config", str(self.folder / CONFIG)] if arguments[0] == "gpuledger" else []
-        return [*own_command(arguments), *settings]
-
-    @property
-    def log(self) -> Path:
-        """Every command of the month with what it printed."""
-        return self.folder / "logs" / "demo.log"
-
-    def run(self, *arguments: str) -> list[str]:
-        """Run a command of the product and return the lines it prints. Refuses to continue when it fails."""
-        command = self.command(*arguments)
-        shown = f"\n$ {shlex.join(command)}\n"
-        process = subprocess.run(
-            command,
-            env=self.environment,
-            cwd=self.folder,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+IDLE_NOW: Command = ("gpuledger", "idle", "--now", "--top", "8")
+RECOMMEND: Command = ("gpuledger", "recommend", "--top", "3")
+FORECAST: Command = ("gpuledger", "forecast", "--horizon", "24h", "--format", "csv")
+ADVISE: Command = ("gpuledger", "scale", "advise", "--delay", "10m")
+MODULES = (
+    *(
+        f"gpuledger_collector.cli.{name}"
+        for name in (
+            "accelerators",
+            "anomalies",
+            "apply",
+            "budgets",
+            "chargeback",
+            "close",
+            "forecast",
+            "idle",
+            "imports",
+            "notifications",
+            "outbox",
+            "reconcile",
+            "recommend",
+            "runs",
+            "scale",
+            "statement",
         )
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(shown + process.stdout)
-        if self.verbose:
-            print(shown + process.stdout, end="", flush=True)
-        if process.returncode:
-            last = (process.stdout.strip().splitlines() or ["(it said nothing)"])[-1]
-            sentence = f"the demo stopped: `{' '.join(arguments)}` ended with {process.returncode}: {last}"
-            refuse(f"{sentence} (see {self.log})", UNAVAILABLE)
-        return process.stdout.splitlines()
+    ),
+    "gpuledger_agent.simulate",
+)
+"""What the commands of the month import."""
 
-    def read(self, *arguments: str) -> str:
-        """What a command of the product prints."""
-        return subprocess.run(
-            own_command(arguments), env=self.environment, cwd=self.folder, check=False, capture_output=True, text=True
-        ).stdout
 
-    def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a long-running command of the product; its log goes to a file of the folder."""
-        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                own_command(arguments),
-                env={**self.environment, **environment},
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                # A session of its own: Ctrl-C reaches the demo alone, which ends its processes in order.
-                start_new_session=True,
-            )
+@dataclass(frozen=True)
+class Month:
+    """The days that the demo simulates, and the calendar month that it closes."""
+
+    start: datetime
+    until: datetime
+    """Where the evidence ends: the demo's beginning, to a whole step."""
+    days: int
+    nodes: Sequence[str]
+
+    @property
+    def span(self) -> tuple[str, ...]:
+        """Options that ask for the whole days."""
+        return "--from", f"{self.start:%Y-%m-%d}", "--to", f"{self.until:%Y-%m-%d}"
+
+    @property
+    def middle(self) -> datetime:
+        """When advice is followed."""
+        return self.start + timedelta(days=self.days // 2)
+
+    @property
+    def closed(self) -> tuple[str, datetime] | None:
+        """Name and end of the calendar month before this one; None when the demo has seen too little of it."""
+        first = self.until.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        if first - self.start < timedelta(days=LATE_DAYS + 1):
+            return None
+        return f"{first - timedelta(days=1):%Y-%m}", first
 
 
 @app.command(epilog="Example: gpuledger demo --once")
@@ -193,108 +164,105 @@ def demo(
 
     Ends with a summary; logs/demo.log has every command that was run, with its output.
     """
-    now = datetime.now(UTC)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as after Ctrl-C
     stage = set_up(output, port)
     stage.verbose = verbose
-    start = (now - timedelta(days=days)).replace(hour=0, minute=0, second=0, microsecond=0)
-    with collector(stage):
+    with collector(stage, meanwhile=lambda: preload(MODULES)):
         taken = "" if port or stage.port == PORT else f" (port {PORT} is taken)"
-        stage.say(f"collector at http://127.0.0.1:{stage.port}{taken}: open it, the page fills as we go")
-        enter_prices(stage, start, days)
-        stage.say(f"simulating {days} days of a fleet through the real agent code ...")
-        month = last_month(start, now)
-        middle = start + timedelta(days=days // 2)
-        if days >= ACTED_FROM_DAYS:
-            stage.environment["GPULEDGER_AGENT_GIVEN_BACK_MS"] = str(round(middle.timestamp() * 1000))
-            simulate_fleet(stage, start, middle, month)
-            act(stage, start, middle)
-            simulate_fleet(stage, middle, now, month)
-        else:
-            simulate_fleet(stage, start, now, month)
+        stage.say(f"collector at {stage.collector}{taken}: open it, the page fills as we go")
+        month = month_until_now(stage, days)
+        simulate_month(stage, month)
         if mixed:
-            replay_pages(stage, start, now)
-        highlights = report(stage, start, now, days, month)
+            replay_pages(stage, month)
+        highlights = report(stage, month)
         print("\n" + "\n".join(summary(stage.folder, highlights)), flush=True)
         if mixed:
-            print("\n" + "\n".join(bill_of_models(stage, start, now)), flush=True)
+            print("\n" + "\n".join(stage.run("gpuledger", "chargeback", *month.span, "--by", "model")), flush=True)
         if once:
             first, *others = questions(stage)
             print("\n".join([f"Ask it:        {first}", *(f"{'':15}{other}" for other in others)]), flush=True)
         else:
-            live(stage, now, mixed)
+            live(stage, month, mixed)
 
 
-def simulate(stage: Stage, start: datetime, end: datetime, *options: str, step: str = STEP) -> None:
-    """Simulate a part of the fleet's past and send it to the collector."""
-    if start < end:
-        stage.run(
-            "gpuledger-agent",
-            "simulate",
-            "--from",
-            instant(start),
-            "--to",
-            instant(end),
-            "--step",
-            step,
-            "--collector",
-            stage.collector,
-            *options,
-        )
+def month_until_now(stage: Stage, days: int) -> Month:
+    """So many whole days of the fleet, and today up to now."""
+    until = now().replace(second=0, microsecond=0)
+    until -= timedelta(minutes=until.minute % STEP_MINUTES)
+    start = (until - timedelta(days=days)).replace(hour=0, minute=0)
+    return Month(start, until, days, stage.run("gpuledger-agent", "simulate", "--list-nodes"))
 
 
-def simulate_fleet(stage: Stage, start: datetime, end: datetime, month: tuple[str, datetime] | None) -> None:
-    """All nodes from start to end, but for what the late node saw while it was cut off: that lies in its spool."""
-    alone = [FINE_NODE] if month is None else [FINE_NODE, LATE_NODE]
-    simulate(stage, start, end, "--without", ",".join(alone))
-    fine = max(start, datetime.now(UTC) - timedelta(hours=FINE_HOURS))
-    simulate(stage, start, min(fine, end), "--only", FINE_NODE)
-    simulate(stage, fine, end, "--only", FINE_NODE, step=FINE_STEP)
-    if month is not None:
-        simulate(stage, start, min(end, month[1] - timedelta(days=LATE_DAYS)), "--only", LATE_NODE)
-        simulate(stage, max(start, month[1]), end, "--only", LATE_NODE)
+def simulate_month(stage: Stage, month: Month) -> None:
+    """The fleet's past, with one recommendation that is followed in the middle.
 
-
-def replay_pages(stage: Stage, start: datetime, end: datetime) -> None:
-    """Nodes of other vendors: the pages of their exporters through the real agent code, with their prices."""
-    stage.say("replaying the pages of an AMD and a TPU node through the real agent code ...")
-    stage.run("gpuledger", "apply", str(shipped("examples") / MIXED / "ledger.toml"))
-    simulate(stage, start, end, "--pages", str(shipped("examples") / MIXED), step=PAGE_STEP)
-
-
-def bill_of_models(stage: Stage, start: datetime, now: datetime) -> list[str]:
-    """The bill of every vendor's accelerators, side by side."""
-    span = ("--from", f"{start:%Y-%m-%d}", "--to", f"{now:%Y-%m-%d}")
-    return stage.run("gpuledger", "chargeback", *span, "--by", "model")
-
-
-def act(stage: Stage, start: datetime, middle: datetime) -> None:
-    """The bill and the advice in the middle of the month; one is followed, and its saving is measured from then on."""
-
-    seen = instant(middle)
+    The first half is judged while the second half arrives: advice as of an instant rests on nothing after it.
+    """
+    enter_prices(stage, month)
+    stage.say(f"simulating {month.days} days of a fleet through the real agent code ...")
+    if month.days < ACTED_FROM_DAYS:
+        stage.run_lanes(*fleet(stage, month, month.start, month.until))
+        return
+    stage.environment["GPULEDGER_AGENT_GIVEN_BACK_MS"] = str(round(month.middle.timestamp() * 1000))
+    stage.run_lanes(*fleet(stage, month, month.start, month.middle))
     stage.say("half of the month is over: one recommendation is accepted, and its saving measured from then on ...")
-    stage.run("gpuledger", "chargeback", "--from", f"{start:%Y-%m-%d}", "--to", f"{middle:%Y-%m-%d}", "--by", "team")
-    stage.run("gpuledger", "recommend", "--as-of", seen, "--top", "3")
-    listed = stage.read("gpuledger", "recommend", "--as-of", seen, "--format", "json")
-    number = next((item["id"] for item in json.loads(listed)["items"] if ADVISED in item["advice"]), None)
+    seen = instant(month.middle)
+    half = ("--from", f"{month.start:%Y-%m-%d}", "--to", f"{month.middle:%Y-%m-%d}")
+    advice: Command = ("gpuledger", "recommend", "--as-of", seen, "--format", "csv")
+    judge: list[Command] = [("gpuledger", "chargeback", *half, "--by", "team"), advice]
+    printed = stage.run_lanes(judge, *fleet(stage, month, month.middle, month.until))
+    rows = csv.DictReader(printed[advice])
+    number = next((row["id"] for row in rows if ADVISED in (row["advice"] or "")), None)
     if number is not None:
         reason = f"{ADVISED} gives its cards back"
         stage.run("gpuledger", "recommend", "accept", number, "--at", seen, "--reason", reason)
 
 
-def last_month(start: datetime, now: datetime) -> tuple[str, datetime] | None:
-    """Name and end of the month before this one; None when the demo has seen too little of it."""
-    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    if first - start < timedelta(days=LATE_DAYS + 1):
-        return None
-    return f"{first - timedelta(days=1):%Y-%m}", first
+def simulation(stage: Stage, start: datetime, end: datetime, *options: str, step: str = STEP) -> list[Command]:
+    """The command that simulates a part of the fleet's past and sends it to the collector; none for no time."""
+    if start >= end:
+        return []
+    bounds = ("--from", instant(start), "--to", instant(end), "--step", step)
+    return [("gpuledger-agent", "simulate", *bounds, "--collector", stage.collector, *options)]
+
+
+def fleet(stage: Stage, month: Month, start: datetime, end: datetime) -> list[list[Command]]:
+    """All nodes from start to end, but for what the late node saw while it was cut off: that lies in its spool."""
+    fine = min(max(start, month.until - timedelta(hours=FINE_HOURS)), end)
+    only = ("--only", FINE_NODE)
+    # Most samples first, so that no core is left with them at the end.
+    lanes = [[*simulation(stage, start, fine, *only), *simulation(stage, fine, end, *only, step=FINE_STEP)]]
+    for node in month.nodes:
+        if node == LATE_NODE and month.closed is not None:
+            _, over = month.closed
+            before = simulation(stage, start, min(end, over - timedelta(days=LATE_DAYS)), "--only", node)
+            lanes.append([*before, *simulation(stage, max(start, over), end, "--only", node)])
+        elif node != FINE_NODE:
+            lanes.append(simulation(stage, start, end, "--only", node))
+    return lanes
+
+
+def catch_up(stage: Stage, month: Month) -> None:
+    """Simulate the time that the demo took, where that was long: what is idle now is judged by the last minutes."""
+    end = now()
+    if end - month.until > CATCH_UP_FROM:
+        stage.say(f"simulating the {round((end - month.until) / timedelta(minutes=1))} minutes that this took ...")
+        stage.run_lanes(*(simulation(stage, month.until, end, "--only", node, step=FINE_STEP) for node in month.nodes))
+
+
+def replay_pages(stage: Stage, month: Month) -> None:
+    """Nodes of other vendors: the pages of their exporters through the real agent code, with their prices."""
+    stage.say("replaying the pages of an AMD and a TPU node through the real agent code ...")
+    stage.run("gpuledger", "apply", str(shipped("examples") / MIXED / "ledger.toml"))
+    pages = str(shipped("examples") / MIXED)
+    stage.run_lanes(simulation(stage, month.start, month.until, "--pages", pages, step=PAGE_STEP))
 
 
 def close_month(stage: Stage, name: str, end: datetime) -> None:
     """Last month is closed; then the spool of the node that was cut off arrives: the closed month stays as it is."""
     stage.say(f"closing {name}; what {LATE_NODE} saw in its last {LATE_DAYS} days arrives after the close ...")
     stage.run("gpuledger", "close", "--period", name)
-    simulate(stage, end - timedelta(days=LATE_DAYS), end, "--only", LATE_NODE)
+    stage.run_lanes(simulation(stage, end - timedelta(days=LATE_DAYS), end, "--only", LATE_NODE))
     stage.run("gpuledger", "corrections", "--period", name)
     stage.run("gpuledger", "periods", "--verify", name)
 
@@ -304,198 +272,113 @@ def instant(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def set_up(output: Path, port: int) -> Stage:
-    """An empty folder with the demo's own settings; a folder that is not the demo's is left alone."""
-    folder = output.resolve()
-    # The folder is deleted below, so it must be one that the demo itself has made.
-    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
-        refuse(f"{folder} is not empty and was not made by the demo; name another folder with --output")
-    if in_use(folder / "data"):
-        refuse(f"a demo is running in {folder}: end it first (Ctrl-C), or name another folder with --output")
-    if folder.exists():
-        shutil.rmtree(folder)
-    for name in ("logs", TEMPORARY):
-        (folder / name).mkdir(parents=True)
-    # Commands name files beside it.
-    (folder / "logs" / "demo.log").write_text(f"$ cd {shlex.quote(str(folder))}\n")
-    (folder / MARKER).write_text("made by gpuledger demo; may be deleted\n")
-    # Settings of a real installation on this machine must not reach the demo, nor its data the other way round.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER_")}
-    chosen = port or free_port(PORT)
-    settings: dict[str, str | int] = {
-        "data_dir": str(folder / "data"),
-        "listen": f"127.0.0.1:{chosen}",
-        "public_url": f"http://127.0.0.1:{chosen}",
-        "mail_dir": str(folder / "mails"),
-        "mail_from": "gpuledger@example.com",
-        # The simulated fleet sends a past month through real batches.
-        "max_evidence_age_days": 0,
-        # The month is replayed day by day; a watch before that would write about all of it at once.
-        "budget_seconds": 3600,
-    }
-    # A string of JSON is one of TOML, and so is a number.
-    (folder / CONFIG).write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
-    own = {f"GPULEDGER_{name.upper()}": str(value) for name, value in settings.items()}
-    environment = {**kept, **own, "TMPDIR": str(folder / TEMPORARY)}
-    return Stage(folder, environment, chosen)
-
-
-def in_use(data: Path) -> bool:
-    """Whether some command uses the embedded Postgres of this data folder: each holds a lock on its file `users`."""
-    try:
-        with (data / "users").open("a") as users:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def free_port(wanted: int) -> int:
-    """The port wanted, or a free one when somebody listens there."""
-    for candidate in (wanted, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", candidate))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise OSError("no free port on 127.0.0.1")
-
-
-@contextmanager
-def collector(stage: Stage) -> Iterator[None]:
-    """The collector, up and ready while the block runs, and ended with it."""
-    server = stage.start("collector", "gpuledger", "serve")
-    try:
-        wait_ready(stage, server)
-        yield
-    finally:
-        stage.say("ending the collector and its database ...")
-        end(server)
-
-
-def wait_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
-    """Wait until the collector answers /readyz with 200."""
-
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"{stage.collector}/readyz", timeout=2):  # noqa: S310 - our own address
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    log = stage.folder / "logs" / "collector.log"
-    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["(it said nothing)"]
-    refuse(f"the demo's collector did not become ready: {last[0]} (see {log})", UNAVAILABLE)
-
-
-def end(*processes: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to all, patience, then SIGKILL: to processes that the demo started, and to no other."""
-    with uninterrupted():
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(timeout=PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore interrupts while the block runs: a second Ctrl-C must leave no process behind."""
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def enter_prices(stage: Stage, start: datetime, days: int) -> None:
+def enter_prices(stage: Stage, month: Month) -> None:
     """The demo's price book."""
-    change = start + timedelta(days=days // 2, hours=9, minutes=30)
+    change = month.middle + timedelta(hours=9, minutes=30)
     book = stage.folder / "prices.csv"
-    book.write_text(PRICES.format(start=instant(start - timedelta(days=1)), change=instant(change)))
+    book.write_text(PRICES.format(start=instant(month.start - timedelta(days=1)), change=instant(change)))
     stage.run("gpuledger", "import", "prices", "prices.csv")
 
 
-def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None:
-    """Two budgets, watched as of each day of the month; their mails lie in the folder afterwards."""
-    end = start + timedelta(days=days + DAYS_TO_COME)
+def declare(stage: Stage, month: Month) -> None:
+    """Two budgets, whom to write to, and what a kilowatt-hour emits."""
+    end = month.start + timedelta(days=month.days + DAYS_TO_COME)
     (stage.folder / "budgets.toml").write_text(
         BUDGETS.format(
-            start=f"{start:%Y-%m-%d}",
+            start=f"{month.start:%Y-%m-%d}",
             end=f"{end:%Y-%m-%d}",
-            vision=VISION_A_DAY * days,
-            foundation=FOUNDATION_A_DAY * days,
+            vision=VISION_A_DAY * month.days,
+            foundation=FOUNDATION_A_DAY * month.days,
         )
     )
     (stage.folder / "contacts.toml").write_text(CONTACTS)
     (stage.folder / "carbon.toml").write_text(CARBON)
-    stage.run("gpuledger", "apply", "carbon.toml")
-    stage.run("gpuledger", "apply", "budgets.toml")
-    stage.run("gpuledger", "apply", "contacts.toml")
-    tomorrow = now + timedelta(days=1)
-    stage.run("gpuledger", "budgets", "replay", "--from", f"{start:%Y-%m-%d}", "--to", f"{tomorrow:%Y-%m-%d}")
-    stage.run("gpuledger", "outbox", "send")
-    stage.run("gpuledger", "budgets")
+    stage.run_lanes([("gpuledger", "apply", f"{name}.toml") for name in ("carbon", "budgets", "contacts")])
 
 
-def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple[str, datetime] | None) -> Highlights:
+def report(stage: Stage, month: Month) -> Highlights:
     """Ask the ledger what a newcomer would ask, close the last month, and leave the files."""
-    first, last = f"{start:%Y-%m-%d}", f"{now:%Y-%m-%d}"
-    span = ("--from", first, "--to", last)
     stage.say("rating the month ...")
-    stage.run("gpuledger", "chargeback", *span, "--by", "team")
-    stage.run("gpuledger", "chargeback", *span, "--by", "team,project", "--format", "csv", "-o", "chargeback.csv")
-    stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "json", "-o", "chargeback.json")
-    stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "focus", "-o", "focus.csv")
-    proof = stage.run("gpuledger", "reconcile", *span)
-    # The fleet's own script goes before what the ledger found of it.
-    stage.run("gpuledger-agent", "simulate", "--story", "--from", instant(start), "--to", instant(now))
-    stage.say("budgets, idle GPUs, unusual spending, recommendations ...")
-    watch_month(stage, start, now, days)
-    stage.run("gpuledger", "accelerators", *span, "--sort", "busiest", "--top", "5")
-    stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
-    stage.run("gpuledger", "idle", "--days", str(days), "--by", "state")
-    idle = stage.run("gpuledger", "idle", "--now", "--top", "8")
-    anomalies = stage.run("gpuledger", "anomalies", "--days", str(days))
-    stage.run("gpuledger", "notifications", "write")
-    stage.run("gpuledger", "outbox", "send")
-    recommended = stage.run("gpuledger", "recommend", "--top", "3")
-    stage.run("gpuledger", "recommend", "--state", "accepted,done")
-    stage.run("gpuledger", "runs", *span, "--top", "5")
-    stage.say("forecast and scaling advice ...")
-    forecast = stage.run("gpuledger", "forecast", "--horizon", "24h", "--format", "csv")
-    stage.run("gpuledger", "forecast", "--horizon", "24h")
-    stage.run("gpuledger", "forecast", "history")
-    advice = stage.run("gpuledger", "scale", "advise", "--delay", "10m")
-    if month is not None:
-        close_month(stage, *month)
-    for name in ([] if month is None else [month[0]]) + [f"{now:%Y-%m}"]:
-        stage.run("gpuledger", "statement", "--all", "--period", name, "--dir", f"statements/{name}")
+    stage.run("gpuledger", "chargeback", *month.span, "--by", "team")
+    declare(stage, month)
+    catch_up(stage, month)
+    stage.say("the bill as files, forecasts; budgets, idle GPUs, unusual spending, recommendations ...")
+    proof: Command = ("gpuledger", "reconcile", *month.span)
+    anomalies: Command = ("gpuledger", "anomalies", "--days", str(month.days))
+    printed = stage.run_lanes([*bill(month), proof, *budgets(month), *outlook(month)], waste(month, anomalies))
+    if month.closed is not None:
+        close_month(stage, *month.closed)
+    stage.run_lanes(
+        *(
+            [("gpuledger", "statement", "--all", "--period", name, "--dir", f"statements/{name}")]
+            for name in [*([] if month.closed is None else [month.closed[0]]), f"{month.until:%Y-%m}"]
+        )
+    )
     stage.say(f"done; the files are in {stage.folder}")
-    return Highlights(proof, idle, anomalies, recommended, forecast, advice, None if month is None else month[0])
+    return Highlights(
+        proof=printed[proof],
+        idle=printed[IDLE_NOW],
+        anomalies=printed[anomalies],
+        recommended=printed[RECOMMEND],
+        forecast=printed[FORECAST],
+        advice=printed[ADVISE],
+        closed=None if month.closed is None else month.closed[0],
+    )
 
 
-def live(stage: Stage, now: datetime, mixed: bool) -> None:
+def bill(month: Month) -> list[Command]:
+    """The month's bill in files, and who used most and least of what it is about."""
+    chargeback = ("gpuledger", "chargeback", *month.span, "--by")
+    accelerators = ("gpuledger", "accelerators", *month.span, "--top", "5", "--sort")
+    return [
+        (*chargeback, "team,project", "--format", "csv", "-o", "chargeback.csv"),
+        (*chargeback, "team", "--format", "json", "-o", "chargeback.json"),
+        (*chargeback, "team", "--format", "focus", "-o", "focus.csv"),
+        (*accelerators, "busiest"),
+        (*accelerators, "idlest"),
+        ("gpuledger", "runs", *month.span, "--top", "5"),
+    ]
+
+
+def outlook(month: Month) -> list[Command]:
+    """What lies ahead; and the fleet's own script, which the log has before what the ledger found of it."""
+    return [
+        FORECAST,
+        ("gpuledger", "forecast", "--horizon", "24h"),
+        ("gpuledger", "forecast", "history"),
+        ADVISE,
+        ("gpuledger-agent", "simulate", "--story", "--from", instant(month.start), "--to", instant(month.until)),
+    ]
+
+
+def budgets(month: Month) -> list[Command]:
+    """The budgets as of each day of the month, with their mails, and as of now."""
+    tomorrow = month.until + timedelta(days=1)
+    return [
+        ("gpuledger", "budgets", "replay", "--from", f"{month.start:%Y-%m-%d}", "--to", f"{tomorrow:%Y-%m-%d}"),
+        ("gpuledger", "outbox", "send"),
+        ("gpuledger", "budgets"),
+    ]
+
+
+def waste(month: Month, anomalies: Command) -> list[Command]:
+    """Idle GPUs and unusual spending, whom that is told, and what to do about it."""
+    return [
+        ("gpuledger", "idle", "--days", str(month.days), "--by", "state"),
+        IDLE_NOW,
+        anomalies,
+        ("gpuledger", "notifications", "write"),
+        ("gpuledger", "outbox", "send"),
+        RECOMMEND,
+        ("gpuledger", "recommend", "--state", "accepted,done"),
+    ]
+
+
+def live(stage: Stage, month: Month, mixed: bool) -> None:
     """Agents of the whole fleet at ten seconds a sample, until Ctrl-C."""
-    names = subprocess.run(
-        own_command(("gpuledger-agent", "simulate", "--list-nodes")),
-        env=stage.environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
     agents: list[subprocess.Popen[bytes]] = []
     pages = {folder.name: folder for folder in (shipped("examples") / MIXED).iterdir() if mixed and folder.is_dir()}
-    names += sorted(pages)
+    names = [*month.nodes, *sorted(pages)]
     metrics = [f"127.0.0.1:{free_port(0)}" for _ in names]
     try:
         # one by one: those that run are ended
@@ -503,7 +386,7 @@ def live(stage: Stage, now: datetime, mixed: bool) -> None:
             start_agent(stage, name, address, pages.get(name)) for name, address in zip(names, metrics, strict=True)
         )
         grafana = write_grafana(stage, metrics)
-        tell(stage, now, len(agents))
+        tell(stage, month.until, len(agents))
         print(f"{grafana}\nCtrl-C ends everything.", flush=True)
         signal.pause()
     except KeyboardInterrupt:
@@ -513,9 +396,9 @@ def live(stage: Stage, now: datetime, mixed: bool) -> None:
         end(*agents)
 
 
-def tell(stage: Stage, now: datetime, agents: int) -> None:
+def tell(stage: Stage, at: datetime, agents: int) -> None:
     """What can be looked at now, and how."""
-    today = ("--from", f"{now:%Y-%m-%d}", "--to", f"{now + timedelta(days=1):%Y-%m-%d}")
+    today = ("--from", f"{at:%Y-%m-%d}", "--to", f"{at + timedelta(days=1):%Y-%m-%d}")
     idlest = stage.command("gpuledger", "accelerators", *today, "--sort", "idlest")
     commands = "\n    ".join([*questions(stage), shlex.join(idlest)])
     print(
