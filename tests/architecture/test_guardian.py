@@ -64,6 +64,12 @@ WAIT = "start()\nready()\ntime.sleep(3600)"
 """A run that leaves an orphan and a folder, and waits."""
 
 
+def stop_ignoring_signals() -> None:
+    """Tests that were started in the background ignore SIGINT, below nohup SIGHUP; what they start would do so, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Started:
     """A command in its own process group, whose processes have a mark, with a folder for temporary files."""
 
@@ -80,8 +86,7 @@ class Started:
             cwd=home,
             env={**own, MARK: self.mark, "TMPDIR": str(self.temporary)},
             process_group=0,
-            # Where the tests were started in the background SIGINT is ignored, and a shell cannot undo that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=stop_ignoring_signals,
             **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options},
         )
 
