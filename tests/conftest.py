@@ -58,18 +58,26 @@ LONGEST = ("tests/journeys/", "tests/scenarios/", *WORLDS, "tests/oracle/", "tes
 """In the order in which they begin, so that no process is left alone with one of them at the end."""
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each file to one process, and each shared ledger; the longest first."""
+    """Begin with the longest."""
 
     def rank(item: pytest.Item) -> int:
         return next((at for at, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
 
     items.sort(key=rank)
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = next((start for start in WORLDS if file.startswith(start)), file)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, and each shared ledger, in the order of the collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByLedger(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next(filter(nodeid.startswith, WORLDS), nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False
+    return ByLedger(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("numpy", "pandas", "sqlalchemy", "psycopg", "fastapi", "uvicorn", "sklearn", "typer", "rich", "alembic")
 
@@ -171,3 +173,20 @@ def test_the_tests_of_accounting_load_accounting_alone():
     ours = {name.split(".")[1] for name in loaded if name.startswith("gpuledger_collector.")}
     assert ours == {"accounting"}
     assert not {name.split(".")[0] for name in loaded} & set(HEAVY)
+
+
+@pytest.mark.slow
+def test_each_file_has_one_process_and_so_its_world_is_made_once():
+    """xdist goes by the ids that pytest reports: a grouping that has no effect costs minutes, and fails nothing."""
+    files = ["tests/unit/accounting/test_cash.py", "tests/unit/accounting/test_names.py"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "2", "-v", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout[-3000:]
+    ran = set(re.findall(r"\[(gw\d)\] \[ *\d+%\] PASSED (\S+?)::", answer.stdout))
+    assert sorted(file for _, file in ran) == files, "each file in one process"
+    assert len({worker for worker, _ in ran}) == 2, "and the two at once"

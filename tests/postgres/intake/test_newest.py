@@ -308,11 +308,16 @@ def test_what_waits_is_written_when_it_is_settled_and_only_then(connection):
 def test_a_database_that_dies_while_settling_takes_nothing(connection):
     """What could not be written is kept, under what was told since, and written by the next who comes."""
     store, node = Store(partitions.ensure, placements.settle), "dies"
+
+    def settle_while_it_dies():
+        with Database(connection.dsn).connect() as doomed:
+            store.flush(doomed, [accepted(1, node)], NOW, lambda: False)
+            connection.execute("SELECT pg_terminate_backend(%s)", (doomed.info.backend_pid,))
+            store.flush_deferred(doomed)
+
     # Around the connection: while the server is still closing it, it looks open, and could not be committed.
-    with pytest.raises(psycopg.OperationalError), Database(connection.dsn).connect() as doomed:
-        store.flush(doomed, [accepted(1, node)], NOW, lambda: False)
-        connection.execute("SELECT pg_terminate_backend(%s)", (doomed.info.backend_pid,))
-        store.flush_deferred(doomed)
+    with pytest.raises(psycopg.OperationalError):
+        settle_while_it_dies()
     store.flush(connection, [accepted(2, node, NOON_MS + 60_000)], NOW, lambda: True)
     assert newest_of(connection, node)[1] is None
     store.flush_deferred(connection)
