@@ -36,6 +36,8 @@ POLICIES = (TIERED, MARKUP, DISCOUNT)
 ENTRIES = (CREDIT, DEBIT, TRUE_UP)
 KINDS = (*POLICIES, *ENTRIES)
 """The kinds of adjustments, which are the states of their charges."""
+INTERNAL = (*POLICIES, CREDIT, DEBIT)
+"""Kinds between the platform and its owners: no provider is paid by them. A true-up follows a provider's bill."""
 PAID_BY_OWNERS = frozenset((HELD, NODE_COST, *KINDS))
 """States of charges that an owner pays; others are time that nobody held."""
 FLEET = "fleet"

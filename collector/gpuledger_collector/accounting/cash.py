@@ -4,6 +4,8 @@ Amortized, an hour costs its part of every payment that covers it; in cash, a pa
 time that it covers costs nothing more. A commitment is paid for by its upfront payment when its term begins, and by its
 recurring fee for every hour of the term, used or not. Owned hardware is paid for on the day on which it goes into
 service, if its declaration says how many were bought; its depreciation is then no cash, its running costs are.
+Markups, discounts, volume prices, credits and debits move money between the platform and its owners: none of it leaves
+the bank. A true-up does, since it follows a provider's bill.
 
 Law: over the whole term of a commitment, both views have the same sum (hypothesis). Payments of a closed month are
 those that were declared when it was closed; what is declared later is a correction on the day of the declaration.
@@ -16,6 +18,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from gpuledger_collector.accounting.adjustments import INTERNAL
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.money import MICRO, rate_nano
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
@@ -77,10 +80,13 @@ class Purchase:
 
 
 def paid_micro(charge: Charge) -> int | None:
-    """What a charge costs in cash: nothing more where its time was paid for, else what it costs; None: no price."""
+    """What a charge costs in cash; None: no price.
+
+    Nothing more where its time was paid for, and nothing where only the platform and its owners settle it.
+    """
     if charge.cost_micro is None:
         return None
-    if charge.commitment is not None:
+    if charge.commitment is not None or charge.state in INTERNAL:
         return 0
     depreciation = depreciation_nano(charge.price)
     # Towards zero, so that a correction takes back just what the charge said, and as SQL's div does.

@@ -34,7 +34,7 @@ UNATTRIBUTED = "(unattributed)"
 UNPRICED = "(unpriced)"
 WASTED_STATES = (UNALLOCATED, STRANDED, COMMITMENT_UNUSED)
 """States whose whole cost is waste; of held time only the idle part is (accounting.waste)."""
-DIMENSIONS = (*LEVELS, "workload", "pool", "model", "node")
+DIMENSIONS = (*LEVELS, "workload", "pool", "model", "node", "region")
 """What a report can be grouped by."""
 _HOURS_UNIT = GPU_NS_PER_HOUR // 10**6
 _OWNER_DIMENSIONS = frozenset((*LEVELS, "workload"))
@@ -253,7 +253,7 @@ def report(
     sums: dict[tuple[str | None, _Key], _RowSums] = {}
     for line in lines:
         # Corrections may cancel out; a line without time and money is no row.
-        if line.gpu_ns or line.cost_micro or line.idle_ns:
+        if line.gpu_ns or line.cost_micro or line.effective_cost_micro or line.idle_ns or line.idle_cost_micro:
             cells = holder_keys(line, by) if unpriced_by_holder else shown_keys(line, by)
             key = (line.currency, (cells, line.correction_of))
             state = HELD if line.state in PAID_BY_OWNERS else line.state

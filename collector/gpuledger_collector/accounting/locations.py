@@ -6,8 +6,9 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
-from gpuledger_collector.accounting.period import UTC_DAYS, Calendar
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class PoolLocation:
     to_on: dt.date | None = None
 
 
+REGION = "region"
+"""The dimension of reports that follows from pool and day."""
+
+
 class Locations:
     """The location of each pool at every instant."""
 
@@ -35,6 +40,18 @@ class Locations:
                 None if day is None else calendar.start_of(day) for day in (location.from_on, location.to_on)
             )
             self._of_pool[location.pool].append((start_ms, end_ms, location))
+
+    def constant(self, period: Period) -> list[Period]:
+        """The parts of a period in which no pool moves."""
+        moves = {
+            at_ms
+            for places in self._of_pool.values()
+            for start_ms, end_ms, _ in places
+            for at_ms in (start_ms, end_ms)
+            if at_ms is not None and period.start_ms < at_ms < period.end_ms
+        }
+        bounds = [period.start_ms, *sorted(moves), period.end_ms]
+        return [Period(start_ms, end_ms) for start_ms, end_ms in pairwise(bounds)]
 
     def at(self, pool: str, at_ms: int) -> PoolLocation | None:
         """Where a pool stands at an instant; None: not declared."""

@@ -35,8 +35,11 @@ class Measures:
 
     @property
     def has_known_activity(self) -> bool:
-        """Whether some of the time is known to be busy or idle; only then do idle time and its cost mean something."""
-        return self.unknown_ns != self.gpu_ns or bool(self.idle_ns)
+        """Whether some of the time is known to be busy or idle; only then do idle time and its cost mean something.
+
+        A correction of a price has no time of its own: its idle cost says that the time was known.
+        """
+        return self.unknown_ns != self.gpu_ns or bool(self.idle_ns) or bool(self.idle_cost_micro)
 
     @property
     def known_busy_ns(self) -> int | None:

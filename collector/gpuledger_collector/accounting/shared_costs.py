@@ -23,7 +23,8 @@ from gpuledger_common.largest_remainder import split
 AMOUNT = "amount"
 SOURCES = (AMOUNT, *(state for state in STATES if state != HELD), COMMITMENT_UNUSED)
 """Where a shared cost comes from: an amount a month, or the cost of time that nobody held, or of unused commitments."""
-KEYS = ("cost", "gpu_hours", "even", "weights")
+COST = "cost"
+KEYS = (COST, "gpu_hours", "even", "weights")
 """What it is split by."""
 UNSHARED = "(unshared)"
 """The row that pays a shared amount where nobody of its scope held anything."""
@@ -117,7 +118,7 @@ def _split(
     cost: SharedCost, bearers: Mapping[str, Sequence[ChargedLine]], currency: str, total: int
 ) -> list[LineShare]:
     weigh: Callable[[str], int] = {
-        "cost": lambda owner: _cost(bearers[owner]),
+        COST: lambda owner: _cost(bearers[owner]),
         "gpu_hours": lambda owner: sum(line.gpu_ns for line in bearers[owner]),
         "even": lambda _: 1,
         "weights": lambda owner: cost.weights.get(owner, 0),

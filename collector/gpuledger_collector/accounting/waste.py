@@ -7,7 +7,7 @@ so it is not counted and is named beside the amount; broken accelerators (unavai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.chargeback import WASTED_STATES, ReportRow, sum_known
@@ -30,16 +30,21 @@ class WholeWaste:
     unknown_ns: int
 
 
-def whole_waste(rows: Iterable[ReportRow], has_inventory: bool) -> tuple[WholeWaste, ...]:
-    """The waste of each currency (and rate of a view) of a report. Without an inventory unallocated time is unknown."""
+def whole_waste(rows: Iterable[ReportRow], has_inventory: bool, months: Collection[str] = ()) -> tuple[WholeWaste, ...]:
+    """The waste of each currency (and rate of a view) of a report. Without an inventory unallocated time is unknown.
+
+    `months` are those that the report is about: what a correction of one of them says of unknown time counts.
+    """
     groups: dict[tuple[str, str], list[ReportRow]] = {}
     for row in rows:
         if row.currency is not None:
             groups.setdefault((row.currency, row.exchange), []).append(row)
-    return tuple(_waste(*key, group, has_inventory) for key, group in groups.items())
+    return tuple(_waste(*key, group, has_inventory, {"", *months}) for key, group in groups.items())
 
 
-def _waste(currency: str, exchange: str, rows: Sequence[ReportRow], has_inventory: bool) -> WholeWaste:
+def _waste(
+    currency: str, exchange: str, rows: Sequence[ReportRow], has_inventory: bool, months: Collection[str]
+) -> WholeWaste:
     parts: list[tuple[str, int | None]] = []
     if held := [row for row in rows if row.state == HELD]:
         parts.append(("held idle", sum_known(row.waste_minor for row in held)))
@@ -56,6 +61,6 @@ def _waste(currency: str, exchange: str, rows: Sequence[ReportRow], has_inventor
         sum_known(row.waste_micro for row in rows),
         sum_known(row.effective_minor for row in rows),
         tuple(parts),
-        # A correction takes back or adds time of an earlier month: none of it is time of this one.
-        sum(row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns for row in rows if not row.correction_of),
+        # A correction of an earlier month takes back or adds time that is none of these months'.
+        sum(row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns for row in rows if row.correction_of in months),
     )

@@ -114,10 +114,11 @@ def chargeback_json(
             chargeback = read_chargeback(connection, period, names, context.now_ms, principal.owner).report
         checks = reports.conservation_checks(connection, period)
         has_capacity = reports.has_capacity(connection, period)
+        months = zones.calendar(connection).months_of(period)
         # Whoever sees one owner's part is told nothing of others' imports and disputes.
         more = [] if principal.owner is not None else notices(connection, period, context.now_ms, chargeback)
     rated_ms = max((check.until_ms for check in checks), default=period.start_ms)
     said = more or ([] if has_capacity else [NO_INVENTORY])
     notes = [f"rated up to {format_instant(rated_ms)}", *said]
-    waste = whole_waste(chargeback.rows, has_capacity)
+    waste = whole_waste(chargeback.rows, has_capacity, months)
     return as_json(chargeback, period, notes + shared_notes(chargeback.shared), waste)

@@ -103,7 +103,7 @@ def chargeback(
     end: options.LastDay = None,
     days: options.LastDays = None,
     by: Annotated[
-        str, Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node; or share.")
+        str, Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node, region; or share.")
     ] = "team",
     form: Annotated[ChargebackFormat, Option("--format", help="Form of the output.")] = ChargebackFormat.table,
     focus_version: Annotated[
@@ -168,7 +168,7 @@ def _list_text(
 ) -> str:
     """The chargeback as table, CSV or JSON."""
     width = terminal_width() if output is None else None
-    waste = whole_waste(bill.rows, reports.has_capacity(connection, span))
+    waste = whole_waste(bill.rows, reports.has_capacity(connection, span), zones.calendar(connection).months_of(span))
     return report_text(bill, span, options.Format(form.value), notes, width, waste, said)
 
 

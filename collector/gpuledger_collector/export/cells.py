@@ -35,7 +35,9 @@ adjustments; and the cost center and GL code of the owner."""
 NOTICE = "notice"
 """What changes how the numbers are read, in sentences; empty where there is nothing to say."""
 EXCHANGE = "exchange"
-"""The last column, in another currency's view only."""
+"""A column of another currency's view only."""
+PART_COLUMNS = ("cost_nodes", "cost_cash")
+"""The last columns: how much of the direct cost is node costs; and, in the cash view, what is paid."""
 
 
 def minor_amount(micro: int | None, currency: str | None) -> str:
@@ -121,6 +123,11 @@ def allocation_cells(row: ReportRow) -> list[str]:
         neutral(row.cost_center),
         neutral(row.gl_code),
     ]
+
+
+def part_cells(row: ReportRow, *, is_cash: bool) -> list[str]:
+    """Parts of a row's cost as text, in the order of PART_COLUMNS; unknown is empty."""
+    return [_money(row, row.node_minor), _money(row, row.cost_minor) if is_cash else ""]
 
 
 def _money(row: ReportRow, units: int | None) -> str:

@@ -14,35 +14,39 @@ from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.reserved_names import is_reserved
-from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
+from gpuledger_collector.accounting.shared_costs import AMOUNT, COST, SharedCost
 from gpuledger_collector.accounting.waste import WholeWaste
 from gpuledger_collector.export.cells import (
     ALLOCATION_COLUMNS,
     EXCHANGE,
     MEASURE_COLUMNS,
     NOTICE,
+    PART_COLUMNS,
     allocation_cells,
     header,
     json_text,
     measure_cells,
     neutral,
+    part_cells,
 )
 
 
 def as_csv(report: Report, notices: Sequence[str] = ()) -> str:
-    """Rows as CSV: the `by` columns, MEASURE_COLUMNS, then ALLOCATION_COLUMNS and NOTICE.
+    """Rows as CSV: the `by` columns, MEASURE_COLUMNS, ALLOCATION_COLUMNS and NOTICE, then PART_COLUMNS.
 
-    LF, UTF-8, no total. In another currency's view the rate of each row comes last. Notices are about the whole report,
-    and stand in every row: whoever keeps a part of the rows keeps them.
+    LF, UTF-8, no total. In another currency's view the rate of each row comes before the last columns. Notices are
+    about the whole report, and stand in every row: whoever keeps a part of the rows keeps them.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*header(report.by), *ALLOCATION_COLUMNS, NOTICE, *([EXCHANGE] if report.exchanged else [])])
+    rate_column = [EXCHANGE] if report.exchanged else []
+    writer.writerow([*header(report.by), *ALLOCATION_COLUMNS, NOTICE, *rate_column, *PART_COLUMNS])
     notice = neutral("; ".join(notices))
     for row in report.rows:
         rate = [row.exchange] if report.exchanged else []
         cells = (*measure_cells(row), *allocation_cells(row))
-        writer.writerow([*(neutral(key) for key in row.keys), *cells, notice, *rate])
+        parts = part_cells(row, is_cash=report.view == CASH)
+        writer.writerow([*(neutral(key) for key in row.keys), *cells, notice, *rate, *parts])
     return out.getvalue()
 
 
@@ -60,15 +64,15 @@ def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequenc
         "to": format_instant(period.end_ms),
         "view": report.view,
         "by": list(report.by),
-        "rows": [_object(row, report.by) for row in report.rows],
-        "totals": [_object(row, ()) | _unbilled(report, row) for row in report.totals],
+        "rows": [_object(row, report.by, report.view) for row in report.rows],
+        "totals": [_object(row, (), report.view) | _unbilled(report, row) for row in report.totals],
         "waste": [_waste_object(one) for one in waste],
         "notes": list(notes),
     }
     return json_text(content) + "\n"
 
 
-def _object(row: ReportRow, by: Sequence[str]) -> dict[str, object]:
+def _object(row: ReportRow, by: Sequence[str], view: str) -> dict[str, object]:
     names, texts = (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS), (*measure_cells(row), *allocation_cells(row))
     amounts = zip(names, (text or None for text in texts), strict=True)
     return {
@@ -88,6 +92,8 @@ def _object(row: ReportRow, by: Sequence[str]) -> dict[str, object]:
         "effective_cost_micro": row.effective_micro,
         "adjusted_cost_micro": row.adjusted_micro,
         **({EXCHANGE: row.exchange} if row.exchange else {}),
+        **dict(zip(PART_COLUMNS, (text or None for text in part_cells(row, is_cash=view == CASH)), strict=True)),
+        "node_cost_micro": row.node_micro,
     }
 
 
@@ -163,9 +169,14 @@ def shared_notes(shared: Sequence[SharedOut]) -> list[str]:
     """A sentence for each shared cost: what it is, how much, and by which key."""
     return [
         f"shared cost {cost.cost.name!r} ({source_text(cost.cost)}): {money_text(cost.micro, cost.currency)} "
-        f"by {cost.cost.key}, per {cost.cost.level}"
+        f"by {key_text(cost.cost)}, per {cost.cost.level}"
         for cost in shared
     ]
+
+
+def key_text(cost: SharedCost) -> str:
+    """What a shared cost is split by, in words: a credit or a discount moves none of it."""
+    return "cost of time and nodes before adjustments" if cost.key == COST else cost.key
 
 
 def source_text(cost: SharedCost) -> str:
@@ -177,7 +188,8 @@ def source_text(cost: SharedCost) -> str:
 
 def table_columns(report: Report) -> list[str]:
     """The amounts that a terminal shows: of ALLOCATION_COLUMNS those that say something; a total with shares."""
-    filled = {name for row in report.rows for name, text in texts(row).items() if text and name in ALLOCATION_COLUMNS}
+    names = (*ALLOCATION_COLUMNS, *PART_COLUMNS)
+    filled = {name for row in report.rows for name, text in texts(row).items() if text and name in names}
     # The line below the table says the waste, and where it is.
     filled -= {
         *(() if report.view == CASH else ("cost_effective",)),
@@ -194,10 +206,12 @@ def table_columns(report: Report) -> list[str]:
     if all(row.is_billed is not False for row in report.rows):
         filled.discard("billed")
     allocations = (name for name in ALLOCATION_COLUMNS if name in filled)
-    return [*MEASURE_COLUMNS, *allocations, *([EXCHANGE] if report.exchanged else [])]
+    parts = (name for name in PART_COLUMNS if name in filled)
+    return [*MEASURE_COLUMNS, *allocations, *([EXCHANGE] if report.exchanged else []), *parts]
 
 
 def texts(row: ReportRow) -> dict[str, str]:
     """Every amount of a row as text, by its column."""
-    names = (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS, EXCHANGE)
-    return dict(zip(names, (*measure_cells(row), *allocation_cells(row), row.exchange), strict=True))
+    names = (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS, EXCHANGE, *PART_COLUMNS)
+    cells = (*measure_cells(row), *allocation_cells(row), row.exchange, *part_cells(row, is_cash=False))
+    return dict(zip(names, cells, strict=True))

@@ -293,16 +293,16 @@ def _adjustment(exported: ExportedCharge, adjustment: Adjustment, level: str, is
     # The provider asks for a true-up; everything else is between the platform and its owners.
     names = book.names(charge.pool, booked_ms, issuer) if adjustment.kind == TRUE_UP else issuer.names
     key, invoice = book.invoice(booked_ms, charge.currency or "", billed_to(charge, level), names)
-    cost = (charge.cost_micro or 0) * 10**12
-    for amount in (invoice.borne, invoice.paid):
-        amount.micro += charge.cost_micro or 0
-        amount.written += cost
+    cost, paid = ((micro or 0) * 10**12 for micro in (charge.cost_micro, paid_micro(charge)))
+    for amount, value in ((invoice.borne, cost), (invoice.paid, paid)):
+        amount.micro += value // 10**12
+        amount.written += value
     description = neutral(f"{adjustment.kind.replace('_', '-').capitalize()}: {adjustment.name}")
     about = Period(charge.start_ms, charge.end_ms)
     return {
         **_common(key, invoice, level, issuer, book.closed),
-        **_adjusted(description, about, cost, cost, level, key[2]),
-        **_costs(cost, (charge.contracted_cost_micro or 0) * 10**12, (charge.list_cost_micro or 0) * 10**12, cost),
+        **_adjusted(description, about, cost, paid, level, key[2]),
+        **_costs(cost, (charge.contracted_cost_micro or 0) * 10**12, (charge.list_cost_micro or 0) * 10**12, paid),
         "ChargeCategory": "Credit" if adjustment.kind == CREDIT else "Adjustment",
         "ChargeClass": "Correction" if exported.booked_day_ms is not None else "",
         "Tags": flat_json(_tags(exported, level, key[2])),

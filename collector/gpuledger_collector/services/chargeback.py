@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.chargeback import (
 from gpuledger_collector.accounting.exchange import Exchange, view
 from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.locations import NOWHERE
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT
@@ -27,7 +28,7 @@ from gpuledger_collector.export.chargeback import shared_notes, stranded_text
 from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.export.focus import Notices
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.billing import cash, commitments, disputes, periods
+from gpuledger_collector.storage.billing import cash, commitments, disputes, locations, periods
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
 from gpuledger_collector.storage.ledger import reports, zones
@@ -95,7 +96,10 @@ def read_cash(
     """
     paid = cash.payments(connection, period, now_ms)
     lines = cash.lines(connection, period, by, apart=separate_corrections)
-    lines += cash.purchase_lines(paid, by, apart=separate_corrections)
+    calendar, places = zones.calendar(connection), locations.by_month(connection, period)
+    lines += cash.purchase_lines(
+        paid, by, lambda at_ms: places.get(calendar.month_of(at_ms), NOWHERE), apart=separate_corrections
+    )
     allocations = allocate(connection, period, by, now_ms)
     parts = [part for part in allocations.parts if part.cost.source == AMOUNT]
     shared: Counter[tuple[str | None, tuple[str, ...]]] = Counter()

@@ -50,7 +50,9 @@ def test_csv_columns_rows_and_totals(furnished, run) -> None:
     documented = "team,project,gpu_hours,gpu_hours_held_idle,cost,cost_held_idle,currency"
     more = "cost_shared,cost_total,energy_kwh,co2e_grams,cost_list,cost_contracted,cost_compared,cost_effective"
     own = "cost_adjustments,cost_center,gl_code"
-    assert out.splitlines()[0] == f"{documented},{more},cost_waste,billed,correction_of,{own},notice"
+    assert (
+        out.splitlines()[0] == f"{documented},{more},cost_waste,billed,correction_of,{own},notice,cost_nodes,cost_cash"
+    )
     assert {"(unallocated)", "(unavailable)", "(unobserved)", "'=HYPERLINK(1)"} <= {row["team"] for row in rows}
     held_by_formula = next(row for row in rows if row["team"] == "'=HYPERLINK(1)")
     assert held_by_formula["gpu_hours_held_idle"] == held_by_formula["cost_held_idle"] == ""

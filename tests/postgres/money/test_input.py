@@ -235,7 +235,9 @@ def test_names_of_other_tools_are_translated(run, name, cure) -> None:
     """The sentence has the levels that exist, and the one that is meant."""
     code, out, err = run("chargeback", "--by", name)
     assert (code, out) == (2, "")
-    assert err.endswith(f"is none of org, team, project, experiment, run, user, workload, pool, model, node; {cure}")
+    assert err.endswith(
+        f"is none of org, team, project, experiment, run, user, workload, pool, model, node, region; {cure}"
+    )
 
 
 def test_a_table_says_its_range(run, written) -> None:

@@ -15,7 +15,7 @@ from gpuledger_collector.mcp.answers import name
 from gpuledger_collector.mcp.answers import notices as cut_notices
 from gpuledger_collector.mcp.ledger import Snapshot
 from gpuledger_collector.services.chargeback import NO_INVENTORY, notices, read_chargeback
-from gpuledger_collector.storage.ledger import reports, workloads
+from gpuledger_collector.storage.ledger import reports, workloads, zones
 
 NO_ROWS = "the ledger has no usage for this period, these conditions and this token"
 
@@ -29,11 +29,12 @@ class Bill:
     totals: Sequence[ReportRow]
     has_inventory: bool
     notices: Sequence[str]
+    months: Sequence[str]
 
     @property
     def waste(self) -> Sequence[WholeWaste]:
         """Waste by currency."""
-        return whole_waste(self.rows, self.has_inventory)
+        return whole_waste(self.rows, self.has_inventory, self.months)
 
 
 def read(snapshot: Snapshot, period: Period, by: tuple[str, ...], where: Mapping[str, str]) -> Bill:
@@ -49,6 +50,7 @@ def read(snapshot: Snapshot, period: Period, by: tuple[str, ...], where: Mapping
         totals=totals(rows) if where else report.totals,
         has_inventory=has_capacity,
         notices=_notices(snapshot, period, report, has_capacity),
+        months=zones.calendar(connection).months_of(period),
     )
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
+from gpuledger_collector.accounting.adjustments import INTERNAL
 from gpuledger_collector.accounting.cash import NANO_MICRO_HOUR, PURCHASE, Hardware, Purchase, Version, purchases
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.locations import REGION, Locations
 from gpuledger_collector.accounting.period import Period, parse_instant
-from gpuledger_collector.storage.billing import commitments, periods
+from gpuledger_collector.storage.billing import commitments, locations, periods
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 
 _DEPRECIATION = "div(abs(l.gpu_ns) * ((p.basis #>> '{parts,depreciation}')::numeric * 1000000000), %(unit)s::numeric)"
 """As accounting.cash has it: rounded towards zero, for hardware whose purchase is declared."""
-_PAID = f"""CASE WHEN l.commitment_id IS NOT NULL AND l.cost_micro IS NOT NULL THEN 0
+_PAID = f"""CASE WHEN l.cost_micro IS NOT NULL AND (l.commitment_id IS NOT NULL OR l.state = ANY(%(internal)s)) THEN 0
     ELSE l.cost_micro - coalesce(sign(l.gpu_ns) * CASE WHEN p.basis #>> '{{from,count}}' IS NOT NULL
         THEN {_DEPRECIATION} END, 0) END"""
 _COLUMNS = """owner_id, state, pool, gpu_model, node, currency, workload_id, commitment_id, price_id, gpu_ns, busy_ns,
@@ -36,6 +39,8 @@ def lines(connection: Connection, period: Period, by: Sequence[str], *, apart: b
 
     Reads every charge: days and months do not know how a charge was paid.
     """
+    if REGION in by:
+        return locations.lines_by_region(connection, period, by, partial(lines, connection, apart=apart))
     keys = [f"coalesce({reports.CHARGE_DIMENSIONS[name]}, '')" for name in by]
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     rows = connection.execute(
@@ -44,14 +49,15 @@ def lines(connection: Connection, period: Period, by: Sequence[str], *, apart: b
             sum(l.busy_ns), sum(l.idle_ns), sum(l.unknown_ns), sum({_PAID}), sum(l.idle_cost_micro), sum(l.energy_mj),
             sum(l.cost_micro)
         FROM (
-            SELECT {_COLUMNS}, '' AS correction_of FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s
-            UNION ALL SELECT {_COLUMNS}, {reports.AMENDS if apart else "''"} FROM correction
+            SELECT {_COLUMNS}, NULL::bigint AS amended_ms, '' AS correction_of FROM charge
+            WHERE day_ms >= %(start)s AND day_ms < %(end)s
+            UNION ALL SELECT {_COLUMNS}, day_ms, {reports.AMENDS if apart else "''"} FROM correction
             WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
         ) l LEFT JOIN price p ON p.id = l.price_id LEFT JOIN owner o ON o.id = l.owner_id
         LEFT JOIN workload w ON w.id = l.workload_id
         GROUP BY {groups} ORDER BY {groups}
         """,
-        {"start": period.start_ms, "end": period.end_ms, "unit": NANO_MICRO_HOUR},
+        {"start": period.start_ms, "end": period.end_ms, "unit": NANO_MICRO_HOUR, "internal": list(INTERNAL)},
     )
     names = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "energy_mj")
     found = []
@@ -63,11 +69,13 @@ def lines(connection: Connection, period: Period, by: Sequence[str], *, apart: b
     return found
 
 
-def purchase_lines(found: Sequence[Purchase], by: Sequence[str], *, apart: bool) -> list[ChargedLine]:
+def purchase_lines(
+    found: Sequence[Purchase], by: Sequence[str], places: Callable[[int], Locations], *, apart: bool
+) -> list[ChargedLine]:
     """Payments as lines of a report: of no owner, in the place that they were made for."""
     return [
         ChargedLine(
-            tuple(getattr(one.source, _PLACES[name]) if name in _PLACES else "" for name in by),
+            tuple(_cell(one, name, places) for name in by),
             PURCHASE,
             one.source.currency,
             one.correction_of if apart else "",
@@ -76,6 +84,14 @@ def purchase_lines(found: Sequence[Purchase], by: Sequence[str], *, apart: bool)
         )
         for one in found
     ]
+
+
+def _cell(payment: Purchase, dimension: str, places: Callable[[int], Locations]) -> str:
+    source = payment.source
+    if dimension == REGION:
+        place = places(payment.booked_ms).of_purchase(source.pool, source.region, payment.span.start_ms)
+        return "" if place is None else place.region
+    return str(getattr(source, _PLACES[dimension])) if dimension in _PLACES else ""
 
 
 _PLACES = {"pool": "pool", "model": "gpu_model", "node": "node"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace as changed
 
-from gpuledger_collector.accounting.locations import Locations, PoolLocation
+from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
+from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.locations import REGION, Locations, PoolLocation
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing.prices import mark_days_with_evidence
@@ -15,6 +17,11 @@ from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = ("pool", "region", "region_name", "availability_zone", "from_on", "to_on")
+COMMITMENT_REGION, CORRECTED_DAY = "commitment region", "corrected day"
+"""Dimensions of single charges: the region of a commitment, of what it left unused; the day that a correction amends.
+
+Other charges have an empty cell.
+"""
 _NAMED_REGIONS = """SELECT region FROM price WHERE superseded_at IS NULL AND region <> ''
     UNION SELECT region FROM commitment WHERE superseded_at IS NULL AND region <> ''"""
 
@@ -39,6 +46,39 @@ def by_month(connection: Connection, period: Period) -> Mapping[str, Locations]:
     calendar = zones.calendar(connection)
     instants = periods.declarations_at(connection, calendar, period)
     return {name: Locations(declared(connection, at), calendar) for name, at in instants.items()}
+
+
+def lines_by_region(
+    connection: Connection,
+    period: Period,
+    by: Sequence[str],
+    read: Callable[[Period, Sequence[str]], Iterable[ChargedLine]],
+) -> list[ChargedLine]:
+    """Lines by dimensions with the region among them, from `read`, which knows these of single charges.
+
+    A closed month has its pools where they stood at its close, as FOCUS has them. Parts of a period in which pools
+    stand elsewhere have lines of their own, with equal keys where only others moved.
+    """
+    calendar = zones.calendar(connection)
+    asked = (*("pool" if name == REGION else name for name in by), COMMITMENT_REGION, CORRECTED_DAY)
+    found = []
+    for name, places in by_month(connection, period).items():
+        month = calendar.month(name).clip(period)
+        for part in [] if month is None else places.constant(month):
+            for line in read(part, asked):
+                *keys, committed, corrected = line.keys
+                at_ms = int(corrected) if corrected else part.start_ms
+                cells = (
+                    _region(places, key, committed, at_ms, line.state) if dimension == REGION else key
+                    for dimension, key in zip(by, keys, strict=True)
+                )
+                found.append(changed(line, keys=tuple(cells)))
+    return found
+
+
+def _region(places: Locations, pool: str, committed: str, at_ms: int, state: str) -> str:
+    place = places.of_purchase(pool, committed, at_ms) if state == COMMITMENT_UNUSED else places.at(pool, at_ms)
+    return "" if place is None else place.region
 
 
 def replace(connection: Connection, wanted: Sequence[PoolLocation], now: dt.datetime) -> ImportOutcome:

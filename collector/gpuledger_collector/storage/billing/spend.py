@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, SpendForecast, forecast_spend
 from gpuledger_collector.storage.ledger import zones
@@ -31,7 +32,8 @@ def rated_period(connection: Connection, now_ms: int) -> Period:
 def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
     """Every owner of a level with what the month of now will have cost, the dearest first. Corrections are left out.
 
-    A day without a charge cost nothing, from the owner's first charge on.
+    What is spent counts adjustments, as the owner's budget and chargeback do. A day without a charge cost nothing, from
+    the owner's first charge on.
     """
     days = zones.calendar(connection)
     today, month = days.day_of(now_ms), days.month(days.month_of(now_ms))
@@ -40,8 +42,8 @@ def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
     rows = connection.execute(
         f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.currency, l.day_ms, sum(l.cost_micro)::bigint "
         "FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
-        "AND l.state IN ('held', 'node_cost') AND l.currency IS NOT NULL GROUP BY 1, 2, 3",
-        (min(since_ms, month.start_ms), today.end_ms),
+        "AND l.state = ANY(%s) AND l.currency IS NOT NULL GROUP BY 1, 2, 3",
+        (min(since_ms, month.start_ms), today.end_ms, sorted(PAID_BY_OWNERS)),
     )
     costs: dict[tuple[str, str], dict[int, int]] = {}
     for owner, currency, day_ms, cost in rows:

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from psycopg.rows import dict_row
@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 from gpuledger_collector.accounting.adjustments import Adjustment, HeldCost, Place
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
+from gpuledger_collector.accounting.locations import REGION
 from gpuledger_collector.accounting.measures import COMPARED, MEASURES, SUMMED
 from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
@@ -23,6 +24,7 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reconciliation import ChargedState
 from gpuledger_collector.storage.billing import adjustments, commitments, prices
 from gpuledger_collector.storage.billing import node_costs as stored_node_costs
+from gpuledger_collector.storage.billing.locations import COMMITMENT_REGION, CORRECTED_DAY, lines_by_region
 from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
 
@@ -84,6 +86,9 @@ CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
     "workload": "CASE WHEN w.kind = 'imported' THEN w.external_id ELSE w.key END",
+    COMMITMENT_REGION: "(SELECT m.region FROM commitment m WHERE m.id = l.commitment_id "
+    "AND l.state = 'commitment_unused')",
+    CORRECTED_DAY: "l.amended_ms::text",
 }
 
 
@@ -100,8 +105,10 @@ def charged_lines(
     `apart` keeps corrections in separate lines, by the closed month that they amend.
 
     Reads the ledger of the month when it is complete, else that of days; single charges only for dimensions that those
-    lack (workload, node). Days are grouped by owner id first, which is twice as fast as by name.
+    lack (workload, node, region). Days are grouped by owner id first, which is twice as fast as by name.
     """
+    if REGION in by:
+        return lines_by_region(connection, period, by, partial(charged_lines, connection, apart=apart))
     amends = AMENDS if apart else "''"
     # Lines of days and months know no node and no workload: for those every charge is read.
     daily = all(name in _DAY_DIMENSIONS for name in by)
@@ -116,10 +123,11 @@ def charged_lines(
         added = _ADDED_AGAIN
     else:
         added = _ADDED
-        columns = f"{_DAY_COLUMNS}, node, workload_id"
+        columns = f"{_DAY_COLUMNS}, node, workload_id, commitment_id"
         lines = (
-            f"SELECT {columns}, '' AS correction_of FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s "
-            f"UNION ALL SELECT {columns}, {amends} FROM correction "
+            f"SELECT {columns}, NULL::bigint AS amended_ms, '' AS correction_of FROM charge "
+            "WHERE day_ms >= %(start)s AND day_ms < %(end)s "
+            f"UNION ALL SELECT {columns}, day_ms, {amends} FROM correction "
             "WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s"
         )
     # GROUP BY and ORDER BY positions: the dimensions, then state, currency and the corrected month.
