@@ -107,6 +107,9 @@ def as_page(workload: Workload, charged: WasteReceipt, other_runs: Sequence[str]
 
 
 def _held_line(held: ReceiptLine) -> str:
+    if held.node_cost:
+        cost = f"{minor_amount(held.cost_micro, held.currency)} {held.currency}"
+        return f"  {held.node_cost} of nodes in {held.pool}  {cost}"
     total, busy, idle, unknown = hours_decimal([held.gpu_ns, held.busy_ns, held.idle_ns, held.unknown_ns], 2)
     rate = f"at {held.rate} (rate {held.price_id})" if held.price_id is not None else "unpriced"
     if held.commitment:

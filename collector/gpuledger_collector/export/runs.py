@@ -55,7 +55,7 @@ LIST_NUMBERS = frozenset(
 RECEIPT_COLUMNS = names(
     """
     run pool model rate commitment gpu_hours gpu_hours_used gpu_hours_held_idle gpu_hours_unknown cost cost_held_idle
-    currency
+    currency node_cost
     """
 )
 UNIT_COLUMNS = names(
@@ -266,6 +266,9 @@ def as_text(report: RunReport) -> str:
     lines += ["", "What it held"]
     for line in report.receipt.held:
         cost = "no price" if line.currency is None else f"{html.micro(line.cost_micro, line.currency)} {line.currency}"
+        if line.node_cost:
+            lines.append(f"  {line.node_cost} of nodes in {line.pool}; {cost}")
+            continue
         lines.append(
             f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model or 'an unknown model'} in {line.pool}: used "
             f"{html.hours(line.known_busy_ns)}, idle {html.hours(line.known_idle_ns)}, activity not known "
@@ -364,7 +367,7 @@ def receipt_csv(report: RunReport) -> str:
         activity = (used, idle, idle_cost) if line.has_known_activity else ("", "", "")
         cells = (report.key, line.pool, line.gpu_model, line.rate, line.commitment, total_hours, *activity[:2], unknown)
         cost = (minor_amount(line.cost_micro, line.currency), activity[2], line.currency or "")
-        rows.append(dict(zip(RECEIPT_COLUMNS, (*cells, *cost), strict=True)))
+        rows.append(dict(zip(RECEIPT_COLUMNS, (*cells, *cost, line.node_cost), strict=True)))
     return csv_of(RECEIPT_COLUMNS, rows, RECEIPT_COLUMNS[5:11])
 
 

@@ -16,9 +16,10 @@ READINGS = ("utilization_ratio", "sm_active_ratio", "memory_used_bytes", "power_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptLine(Measures):
-    """Charges of one kind of accelerator at one rate.
+    """Charges of one kind of accelerator at one rate, or the share of what nodes cost.
 
     `commitment` names the commitment that covers it, whose cost it then has; `rate` is what it would have cost without.
+    `node_cost` names what nodes cost: such a line has no GPU-time.
     """
 
     pool: str
@@ -27,6 +28,7 @@ class ReceiptLine(Measures):
     rate: str
     currency: str | None
     commitment: str = ""
+    node_cost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +87,10 @@ def make_receipt(
             rate="" if price is None else f"{price.rate.normalize():f}",
             currency=charge.currency,
             commitment="" if charge.commitment is None else charge.commitment.name,
+            node_cost="" if charge.node_cost is None else charge.node_cost.name,
             **charge.amounts,
         )
-        key = (line.pool, line.gpu_model, line.price_id, line.commitment)
+        key = (line.pool, line.gpu_model, line.price_id, line.commitment, line.node_cost)
         held[key] = held[key].plus(line) if key in held else line
     items = [
         ReceiptItem(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -35,7 +35,7 @@ def chief_unit_costs(
     counted = runs.counted(connection, [row.workload_id for row in rows], period)
     chief_by_run: dict[tuple[int, str | None], UnitCost] = {}
     for workload_id, counts in counted.items():
-        charges = _charges(connection, workload_id, period)
+        charges = _timed(_charges(connection, workload_id, period))
         units = unit_costs(hour_costs(charges, _held_hours(connection, workload_id, charges, period)), counts)
         for currency in {unit.currency for unit in units}:
             chief = run_report.leading_counter([unit for unit in units if unit.currency == currency])
@@ -51,7 +51,8 @@ def report_run(
 
     `bucket` adds unit costs by hour, day or month.
     """
-    charges = _charges(connection, workload_id, period)
+    charged = _charges(connection, workload_id, period)
+    charges = _timed(charged)
     if not charges:
         return None
     calendar = zones.calendar(connection)
@@ -76,7 +77,7 @@ def report_run(
         team=row.team,
         kind=row.kind,
         made_ms=now_ms,
-        receipt=make_receipt(charges, idle_findings, recommendations.advice_for(connection, workload_id)),
+        receipt=make_receipt(charged, idle_findings, recommendations.advice_for(connection, workload_id)),
         hours=hours,
         days=run_report.run_days(held, hours, calendar),
         parts=run_report.active_periods(held, hours),
@@ -163,6 +164,11 @@ def _charges(connection: Connection, workload_id: int, period: Period | None) ->
     ]
 
 
+def _timed(charges: Iterable[Charge]) -> list[Charge]:
+    """Those of GPU-time: units and hours are compared with them, and not with what nodes cost."""
+    return [charge for charge in charges if charge.node_cost is None]
+
+
 def _held_hours(connection: Connection, workload_id: int, charges: Sequence[Charge], period: Period) -> list[HeldHour]:
     accelerators = sorted({charge.accelerator_id for charge in charges if charge.accelerator_id is not None})
     return runs.held_hours(connection, workload_id, accelerators, period)
@@ -193,7 +199,7 @@ def _peer(connection: Connection, calendar: Calendar, run: runs.RunRow, outcome:
     unit = chief_unit_costs(connection, [run], days).get((run.workload_id, run.currency))
     units_per_gpu_hour = None
     if unit is not None:
-        charges = _charges(connection, run.workload_id, None)
+        charges = _timed(_charges(connection, run.workload_id, None))
         held = _held_hours(connection, run.workload_id, charges, days)
         units_per_gpu_hour = run_report.units_per_gpu_hour(unit, charges, held)
     return ComparedRun(

@@ -19,7 +19,7 @@ from gpuledger_collector.insight.recommendation_record import (
     RecommendationRun,
 )
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.billing import commitments, node_costs, prices
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes
 
@@ -291,26 +291,28 @@ def other_runs(connection: Connection, workload_id: int) -> list[str]:
 _SPENT = ("cost_micro", "idle_cost_micro", "gpu_ns", "busy_ns", "idle_ns")
 _CHARGED = """day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, price_id, gpu_ns,
     busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
-    commitment_id, contracted_cost_micro"""
+    commitment_id, node_cost_id, contracted_cost_micro"""
 
 
 def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
-    """Charges and corrections of a workload's GPU-time, without owners and without its share of nodes."""
+    """Charges and corrections of a workload: of its GPU-time and of its share of nodes; without owners."""
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
-            f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s AND node_cost_id IS NULL UNION ALL "
-            f"SELECT {_CHARGED} FROM correction WHERE workload_id = %s AND node_cost_id IS NULL "
+            f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s UNION ALL "
+            f"SELECT {_CHARGED} FROM correction WHERE workload_id = %s "
             "ORDER BY day_ms, start_ms, accelerator_id",
             (workload_id, workload_id),
         ).fetchall()
     book = prices.by_id(connection, {row["price_id"] for row in rows if row["price_id"] is not None})
     ids = {row["commitment_id"] for row in rows if row["commitment_id"] is not None}
     covering = commitments.by_id(connection, ids)
+    of_nodes = node_costs.by_id(connection, sorted({row["node_cost_id"] for row in rows} - {None}))
     return [
         Charge(
             owner=None,
             price=book.get(row.pop("price_id")),
             commitment=covering.get(row.pop("commitment_id")),
+            node_cost=of_nodes.get(row.pop("node_cost_id")),
             **row,
         )
         for row in rows
