@@ -40,7 +40,8 @@ from gpuledger_collector.storage.billing import prices as price_book
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.ledger import imports
 from gpuledger_collector.storage.ledger import inventory as placements
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
+from gpuledger_collector.storage.ledger.rows import ImportOutcome, OnOverlap
+from gpuledger_collector.storage.ledger.usage_sources import OtherSource
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.plurals import plural
@@ -75,6 +76,10 @@ ColumnNames = Annotated[
     list[str] | None,
     Option("--column", metavar="MEANING=NAME", help="A column that is not known by its name; may be repeated."),
 ]
+Replace = Annotated[
+    bool, Option("--replace", help="Where another source brought usage of this time: remove it, this file counts.")
+]
+Also = Annotated[bool, Option("--also", help="Bill it beside usage of this time from another source: other GPUs.")]
 Work = Callable[[Connection], ImportOutcome]
 
 
@@ -90,6 +95,8 @@ def usage(
     column: ColumnNames = None,
     skip_bad: SkipBad = False,
     any_instant: AnyInstant = False,
+    replaces: Replace = False,
+    also: Also = False,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
@@ -102,14 +109,14 @@ def usage(
     a workload, the one that has ended counts.
     Workloads of more than 90 days are named, because a forgotten end is billed until one is imported.
     """
-    table = table_options(zone, dates, column)
+    on_overlap, table = overlap_option(replaces, also), table_options(zone, dates, column)
     with busy(f"reading {file.name}"):
         parsed = read_usage(
             file, UsageOptions(optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table)
         )
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
-        print(import_usage(session, file, parsed, dry_run))
+        print(import_usage(session, file, parsed, dry_run, on_overlap))
 
 
 @app.command(epilog="Example: gpuledger import sacct jobs.txt")
@@ -118,6 +125,8 @@ def sacct(
     pool: Annotated[str | None, Option("--pool", help="Pool of all jobs; else their partition is.")] = None,
     skip_bad: SkipBad = False,
     any_instant: AnyInstant = False,
+    replaces: Replace = False,
+    also: Also = False,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
@@ -129,33 +138,40 @@ def sacct(
     The account is the team unless the job's comment names one (team=x;project=y). Suspended time is not held. The same
     file twice changes nothing; a job that has ended since is updated.
     """
+    on_overlap = overlap_option(replaces, also)
     with busy(f"reading {file.name}"):
         parsed = read_sacct(file, optional_pool(pool), instants(any_instant))
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
-        print(import_usage(session, file, parsed, dry_run))
+        print(import_usage(session, file, parsed, dry_run, on_overlap))
 
 
-def import_usage(session: Session, file: Path, parsed: UsageFile, dry_run: bool) -> str:
+def import_usage(session: Session, file: Path, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
     """Warn of workloads that look forgotten, import usage in one transaction, and return what changed."""
     for sentence in long_usage(file, parsed.rows, clock_ms()):
         say(sentence, error=True)
     still = sum(row.end_ms is None for row in parsed.rows)
     without_end = f"; {plural(still, 'workload')} without an end, {BILLED_UP_TO_NOW}" if still else ""
-    return write_usage(session, parsed, dry_run) + without_end + dry_run_note(dry_run)
+    return write_usage(session, parsed, dry_run, on_overlap) + without_end + dry_run_note(dry_run)
 
 
-def write_usage(session: Session, parsed: UsageFile, dry_run: bool) -> str:
+def write_usage(session: Session, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
     """Import usage in one transaction, and return what changed."""
+
+    def work(connection: Connection) -> ImportOutcome:
+        return imports.add_usage(connection, parsed.rows, wiring.now(), parsed.columns, parsed.source, on_overlap)
+
     try:
-        return _write(
-            session,
-            "workloads",
-            lambda connection: imports.add_usage(connection, parsed.rows, wiring.now(), parsed.columns),
-            dry_run,
-        )
-    except imports.ImportedOtherwise as error:
+        return _write(session, "workloads", work, dry_run)
+    except OtherSource as error:
         refuse(str(error))
+
+
+def overlap_option(replaces: bool, also: bool) -> OnOverlap:
+    """What `--replace` and `--also` say; refuses both."""
+    if replaces and also:
+        refuse("give either --replace or --also")
+    return OnOverlap.replace if replaces else OnOverlap.also if also else OnOverlap.refuse
 
 
 def table_options(zone: str | None, dates: DateOrder | None, column: Sequence[str] | None) -> TableOptions:
@@ -401,4 +417,6 @@ def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
         outcome = work(connection)
     changes = f"{outcome.added} added, {outcome.updated} updated, {outcome.unchanged} unchanged"
     kept = f"; {plural(outcome.kept, 'row')} kept what their file has no column for" if outcome.kept else ""
-    return f"{noun}: {changes}; {days_note(outcome)}{kept}"
+    replaced = f"; {plural(outcome.replaced, 'workload')} of another source removed" if outcome.replaced else ""
+    nearby = f"; {outcome.nearby} of it stay, a few hours outside of this file's time" if outcome.nearby else ""
+    return f"{noun}: {changes}; {days_note(outcome)}{kept}{replaced}{nearby}"

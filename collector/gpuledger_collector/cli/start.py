@@ -29,6 +29,7 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.config.prices import DeclaredPrice
 from gpuledger_collector.ingest.files.headers import is_alloc_tres, no_team_note
+from gpuledger_collector.ingest.files.held_time import DURATIONS, SUSPENDED
 from gpuledger_collector.ingest.files.job_table import JobTable
 from gpuledger_collector.ingest.files.sacct import is_sacct, read_sacct
 from gpuledger_collector.ingest.files.usage import (
@@ -44,7 +45,7 @@ from gpuledger_collector.services.chargeback import chargeback_notes, no_price_n
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger import rules
-from gpuledger_collector.storage.ledger.rows import UsageRow
+from gpuledger_collector.storage.ledger.rows import OnOverlap, UsageRow
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -78,6 +79,8 @@ def start(
     column: imports.ColumnNames = None,
     empty_start: imports.EmptyStart = None,
     skip_bad: imports.SkipBad = False,
+    replaces: imports.Replace = False,
+    also: imports.Also = False,
     days: Annotated[
         int | None, Option("--days", min=1, max=3_660, help="Of a Prometheus: this many days up to now; else 30.")
     ] = None,
@@ -99,7 +102,9 @@ def start(
     A Prometheus that scrapes dcgm-exporter, or an exporter of AMD, Intel and others (gpuledger profiles list), is read
     by POST to /api/v1/series and /api/v1/query as it scraped: what it missed is unobserved, never idle.
     """
-    price = None if rate is None else _price(rate, currency)
+    asked = _Asked(
+        None if rate is None else _price(rate, currency), yes, dry_run, imports.overlap_option(replaces, also)
+    )
     if prometheus.is_address(source):
         about_files = {
             "--pool": pool,
@@ -108,28 +113,33 @@ def start(
             "--column": column,
             "--empty-start": empty_start,
             "--skip-bad": skip_bad or None,
+            "--replace": replaces or None,
         }
         prometheus.refuse_options([name for name, value in about_files.items() if value is not None])
         api = prometheus.open_api(source, token_file, ca_file)
         with open_session(dsn, config) as session:
-            _start_prometheus(session, load_settings(config, dsn), api, days, _Asked(price, yes, dry_run))
+            _start_prometheus(session, load_settings(config, dsn), api, days, asked)
     else:
         if not {days, token_file, ca_file} <= {None}:
             refuse("--days, --token-file and --ca-file are about a Prometheus; its address begins with http://")
         parsed = _read_file(source, pool, imports.start_of_empty(empty_start), (zone, dates, column), skip_bad)
         with open_session(dsn, config) as session:
-            _start_file(session, Path(source), parsed, zone, _Asked(price, yes, dry_run))
+            _start_file(session, Path(source), parsed, zone, asked)
     if serve and not dry_run:
         serving.serve(load_settings(config, dsn), lambda sentence: print(sentence, flush=True))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was asked besides the source: the rate, whether to ask first, and whether to change anything."""
+    """What was asked besides the source: the rate, whether to ask first, and whether to change anything.
+
+    `on_overlap`: what happens to usage that another source brought for the same time.
+    """
 
     price: Price | None
     yes: bool
     dry_run: bool
+    on_overlap: OnOverlap
 
 
 def _start_file(session: Session, file: Path, parsed: UsageFile, zone: str | None, asked: _Asked) -> None:
@@ -137,7 +147,7 @@ def _start_file(session: Session, file: Path, parsed: UsageFile, zone: str | Non
     for sentence in (*long_usage(file, rows, now_ms), *_open_usage(rows, now_ms)):
         say(sentence, error=True)
     _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}")
-    print(imports.write_usage(session, parsed, asked.dry_run) + dry_run_note(asked.dry_run))
+    print(imports.write_usage(session, parsed, asked.dry_run, asked.on_overlap) + dry_run_note(asked.dry_run))
     if asked.dry_run:
         return
     last_ms = max(now_ms if row.end_ms is None else row.end_ms for row in rows)
@@ -156,6 +166,8 @@ def _start_prometheus(
     period = time_range(None, None, None, days or prometheus.DEFAULT_DAYS).resolve(session.calendar, now_ms)
     period = Period(period.start_ms, now_ms - prometheus.SETTLING_MS)
     known = prometheus.look(api, period, wiring.series_reader(settings))
+    if asked.on_overlap is not OnOverlap.also:
+        prometheus.refuse_imported(session, known, period)
     _set_rate(session, asked, f"Import their usage of {plural(days or prometheus.DEFAULT_DAYS, 'day')}")
     if asked.dry_run:
         print(f"nothing was read{dry_run_note(asked.dry_run)}")
@@ -272,6 +284,10 @@ def _means(table: JobTable, name: str, meaning: str | None) -> str:
         return f"{meaning} and tag:team"
     if meaning == "gpus" and is_alloc_tres(name) and "gpu_model" not in table.meanings:
         return "gpus and gpu_model"
+    if meaning in DURATIONS and "end" in table.meanings:
+        return "compared with end - start"
+    if meaning == SUSPENDED:
+        return "suspended: not held"
     return meaning or "(ignored)"
 
 

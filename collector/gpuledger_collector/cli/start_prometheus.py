@@ -12,6 +12,7 @@ from pathlib import Path
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.period import Period, format_instant
+from gpuledger_collector.accounting.placement import DEFAULT_POOL
 from gpuledger_collector.cli.common import UNAVAILABLE, refuse
 from gpuledger_collector.cli.output import Column, table_text, terminal_width
 from gpuledger_collector.cli.progress import bar, busy
@@ -22,7 +23,7 @@ from gpuledger_collector.ingest.remote_write.prometheus_api import BadAddress, N
 from gpuledger_collector.ingest.remote_write.series import SeriesCache, SeriesReader
 from gpuledger_collector.settings import Settings, read_secret
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.ledger import rules
+from gpuledger_collector.storage.ledger import rules, usage_sources
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_common.plurals import plural
 
@@ -109,6 +110,18 @@ def _show(api: PrometheusApi, known: Known) -> None:
             rows.append({"label": label, "means": meaning, "values": ", ".join(values[:EXAMPLES]) + more})
     columns = [Column("label"), Column("means"), Column("values")]
     sys.stdout.write(table_text(columns, rows, terminal_width()))
+
+
+def refuse_imported(session: Session, known: Known, period: Period) -> None:
+    """Refuse GPUs whose usage a file brought for another or no pool: it would be billed twice."""
+    places = [series.accelerator for _, series in known.series]
+    nodes = sorted({place.node for place in places})
+    pools = sorted({place.accelerator.pool or DEFAULT_POOL for place in places})
+    with session.database.transaction(read_only=True) as connection:
+        try:
+            usage_sources.refuse_beside_imported(connection, period, nodes, pools)
+        except usage_sources.OtherSource as error:
+            refuse(str(error))
 
 
 def declare_teams(session: Session, known: Known, now: dt.datetime) -> None:

@@ -175,34 +175,3 @@ def test_a_months_jobs_become_a_bill(dsn, tmp_path):
     answer = gpuledger("chargeback", "--from", "2026-10-01", "--to", "2026-10-02", "--by", "team", "--format", "json")
     rows = {row["team"]: (row["gpu_hours"], row["cost"]) for row in json.loads(answer.stdout)["rows"]}
     assert rows == {"vision": ("6.000000", "18.00"), "speech": ("2.000000", "6.00")}
-
-
-@pytest.mark.parametrize("ways", [("sacct", "usage"), ("usage", "sacct")])
-def test_a_job_that_came_the_other_way_is_refused(run, tmp_path, ways):
-    """The same job has two ids in the two forms of a dump: imported both ways it would be billed twice."""
-    forms = {
-        "sacct": [job(7), job(8, end="Unknown", state="RUNNING")],
-        "usage": [
-            "JobID,Start,End,AllocTRES,Account",
-            f'7,{START},{START + 3600},"{TWO_H100}",vision',
-            f'8,{START},,"{TWO_H100}",vision',
-        ],
-    }
-    files = {}
-    for form, lines in forms.items():
-        files[form] = tmp_path / f"{form}.csv"
-        files[form].write_text("\n".join(lines) + "\n")
-    code, _, err = run("import", ways[0], files[ways[0]])
-    assert code == 0, err
-    code, out, err = run("import", ways[1], files[ways[1]])
-    assert (code, out) == (2, "")
-    assert "2 jobs of this file would be billed twice: " in err
-    assert "7 is imported already as " in err or "is imported already as 7;" in err
-    code, out, _ = run("import", ways[0], files[ways[0]])
-    assert (code, "2 unchanged" in out) == (0, True)
-    # Another cluster counts its jobs from 1 as well.
-    other = tmp_path / "other.csv"
-    other.write_text("\n".join(line.replace("|hpc|", "|lab|") for line in forms["sacct"]) + "\n")
-    if ways[0] == "sacct":
-        code, out, err = run("import", "sacct", other)
-        assert (code, "2 added" in out) == (0, True), err

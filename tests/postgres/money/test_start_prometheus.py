@@ -240,3 +240,21 @@ def test_options_of_the_other_source_are_refused(run, fleet, arguments, words) -
     code, out, err = run("start", *arguments, "--yes")
     assert (code, out) == (2, "")
     assert words in err
+
+
+def test_gpus_whose_usage_a_file_brought_are_refused(run, written, fleet, endpoint) -> None:
+    """A table without a pool may be about the same GPUs: its file with their pool, or --also, decides."""
+    now_s = int(time.time())
+    jobs = written("jobs.csv", f"job_id,start,end,gpus,team\n1,{now_s - 7200},{now_s - 3600},1,vision\n")
+    assert run("start", jobs, "--rate", "1", "--yes")[0] == 0
+    series = {"__name__": "DCGM_FI_DEV_GPU_UTIL", "UUID": "GPU-1", "Hostname": "n1", "gpu": "0"}
+    endpoint.answer = (200, json.dumps({"status": "success", "data": [series]}))
+    address = f"http://127.0.0.1:{endpoint.server_address[1]}"
+    code, _, err = run("start", address, "--dry-run")
+    assert code == 2
+    assert "1 workload imported since " in err
+    assert "import their file again with --pool default" in err
+    code, out, err = run("start", address, "--dry-run", "--also")
+    assert (code, "nothing was read" in out) == (0, True), err
+    assert run("start", jobs, "--pool", "default", "--yes")[0] == 0
+    assert run("start", address, "--dry-run")[0] == 0

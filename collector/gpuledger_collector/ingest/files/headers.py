@@ -6,14 +6,15 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
 
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.ingest.files.instants import UNIT_MS, is_instant
+from gpuledger_collector.ingest.files.held_time import DURATIONS
+from gpuledger_collector.ingest.files.instants import is_instant
 
 SYNONYMS = {
     "workload_id": "workload workload_uid workload_uuid job_id jobid jobidraw job job_number job_no task_id "
@@ -51,6 +52,7 @@ SYNONYMS = {
     "minutos minuti",
     "duration_seconds": "seconds duration_s duration_sec elapsedraw elapsed_seconds runtime_seconds sekunden "
     "secondes segundos secondi",
+    "suspended": "suspended_time suspend_time",
     "tag:org": "org organization organisation",
     "tag:team": "team team_name department dept abteilung arbeitsgruppe equipe equipo squadra departement "
     "departamento dipartimento reparto institut institute lehrstuhl fakultat fakultaet faculty research_group "
@@ -62,8 +64,6 @@ SYNONYMS = {
 }
 """Other names of the columns, in lower case with underscores and without accents: English, German, French, Spanish,
 Italian."""
-DURATIONS = ("duration", *UNIT_MS)
-"""Meanings that stand for the end: it is so long after the start."""
 DELIMITERS = ",;\t|"
 TAG = "tag:"
 TEAM, NAMESPACE = "tag:team", "tag:namespace"
@@ -149,16 +149,22 @@ def column_meanings(
             problems.append(Problem("two_readings", f"{path}:1", message))
         elif len(names) > 1:
             columns |= {name: None for name in names if name != exact[0]}
-    return _settled(columns)
+    return _settled(columns, set(options.columns))
 
 
-def _settled(columns: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Without durations beside an end, or all but the first; a namespace is the team where nothing else is."""
+def _settled(columns: Mapping[str, str | None], chosen: Container[str]) -> dict[str, str | None]:
+    """Without all durations but the first; a namespace is the team where nothing else is.
+
+    An end and a duration that stand side by side are compared, unless one of them was chosen.
+    """
     taken = set(columns.values())
-    lengths = [] if "end" in taken else [meaning for meaning in DURATIONS if meaning in taken][:1]
-    settled = {
-        name: None if meaning in DURATIONS and meaning not in lengths else meaning for name, meaning in columns.items()
-    }
+    lengths = sorted((meaning for meaning in DURATIONS if meaning in taken), key=lambda name: name not in chosen)
+    dropped = set(DURATIONS) - {*lengths[:1]}
+    if "end" in chosen:
+        dropped = set(DURATIONS)
+    elif lengths and lengths[0] in chosen:
+        dropped.add("end")
+    settled = {name: None if meaning in dropped else meaning for name, meaning in columns.items()}
     if TEAM not in taken:
         settled = {name: TEAM if meaning == NAMESPACE else meaning for name, meaning in settled.items()}
     return settled

@@ -29,6 +29,8 @@ _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,6}))?)?(?: ?([AaP
 _NUMBER = re.compile(r"\d+([.,]\d+)?", re.ASCII)
 _SPAN = re.compile(r"(?:(\d+)(?:-| days?,? ))?(\d+):([0-5]\d):([0-5]\d)(?:\.\d+)?", re.ASCII)
 _SPAN_UNITS = re.compile(r"(?=\d)(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?", re.ASCII)
+_SUSPENDED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", re.ASCII)
+_NO_SPAN = {"", "None", "Unknown", "N/A", "0"}
 _FIRST_MILLISECONDS = 10**11
 
 
@@ -152,6 +154,15 @@ def span_ms(cell: str) -> int:
     if match is None:
         raise ValueError(f"{cell!r} is no duration; write it as 1-02:03:04, 26:03:04 or 5h12m")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return days * DAY_MS + hours * HOUR_MS + minutes * MINUTE_MS + seconds * 1000
+
+
+def suspended_ms(text: str) -> int | None:
+    """Milliseconds of `[days-][hours:]minutes:seconds`, as sacct prints them; None for any other text."""
+    span = _SUSPENDED.fullmatch(text.strip())
+    if span is None:
+        return 0 if text.strip() in _NO_SPAN else None
+    days, hours, minutes, seconds = (int(part or 0) for part in span.groups())
     return days * DAY_MS + hours * HOUR_MS + minutes * MINUTE_MS + seconds * 1000
 
 

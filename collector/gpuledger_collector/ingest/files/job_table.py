@@ -20,7 +20,6 @@ from gpuledger_collector.config.csv_rows import decode, split_rows
 from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.ingest.files.headers import (
-    DURATIONS,
     TAG,
     TableOptions,
     account_column,
@@ -31,6 +30,7 @@ from gpuledger_collector.ingest.files.headers import (
     is_alloc_tres,
     namespace_column,
 )
+from gpuledger_collector.ingest.files.held_time import DURATIONS, SUSPENDED, HeldTime
 from gpuledger_collector.ingest.files.instants import (
     UNIT_MS,
     DateOrder,
@@ -154,7 +154,7 @@ def read_table(
     delimiter = said[1] if said else delimiter_of(text)
     wrong: list[Problem] = []
     header, _ = split_rows(path, text, wrong, delimiter)
-    columns = {} if wrong else column_meanings(path, header, [*known, *DURATIONS], options, wrong)
+    columns = {} if wrong else column_meanings(path, header, [*known, *DURATIONS, SUSPENDED], options, wrong)
     missing = [name for name in needed if name not in columns.values()]
     if "end" in missing and set(DURATIONS) & set(columns.values()):
         missing.remove("end")
@@ -194,7 +194,7 @@ def read_table(
 
 def _unclear(table: JobTable, survey: _Survey) -> Iterator[Problem]:
     """Durations without a unit, and times without a zone."""
-    if survey.spans:
+    if survey.spans and "end" not in table.meanings:
         name, example = table.meanings["duration"], next(iter(survey.spans))
         message = f"{example!r} can be hours, minutes or seconds; --column duration_hours={name} says which"
         yield Problem("two_readings", f"{table.path}:1:{name}", message)
@@ -264,6 +264,7 @@ def records(
     if steps:
         notes.append(f"{plural(steps, 'step')} of Slurm jobs that have a row of their own: left out")
     notes += kinds.notes()
+    notes += reader.held.notes()
     repeated = reader.instants.repeated
     if repeated:
         zone = table.zone.key if table.zone else ""
@@ -285,16 +286,19 @@ class _RecordReader:
     tags: list[tuple[str, str]] = field(init=False)
     has_tres: bool = field(init=False)
     """Whether GPUs are read from AllocTRES."""
+    held: HeldTime = field(init=False)
     tag_sets: dict[tuple[str, ...], Mapping[str, str]] = field(default_factory=dict)
     """By their values: many rows have the same."""
 
     def __post_init__(self) -> None:
         named = self.table.meanings.items()
-        special = {*INSTANTS, *DURATIONS, "gpus"}
+        special = {*INSTANTS, *DURATIONS, SUSPENDED, "gpus"}
         self.has_tres = is_alloc_tres(self.table.meanings["gpus"])
         self.texts = [(name, column) for name, column in named if name not in special and not name.startswith(TAG)]
         self.times = [(name, column) for name, column in named if name in INSTANTS]
-        self.lengths = [(name, column) for name, column in named if name in DURATIONS]
+        about_time = [(name, column) for name, column in named if name in {"end", *DURATIONS, SUSPENDED}]
+        self.lengths = [] if "end" in self.table.meanings else [pair for pair in about_time if pair[0] in DURATIONS]
+        self.held = HeldTime(dict(about_time), self.has_tres, lambda cell: _number(cell, self.table.has_decimal_comma))
         self.tags = [(name.removeprefix(TAG), column) for name, column in named if name.startswith(TAG)]
         if self.table.namespace is not None and "namespace" not in dict(self.tags):
             self.tags.append(("namespace", self.table.namespace))
@@ -309,6 +313,8 @@ class _RecordReader:
             cells[meaning] = self._instant(raw[column].strip(), row, meaning)
         for meaning, column in self.lengths:
             cells["end"] = self._end(raw[column].strip(), cells["start"], row, meaning)
+        if len(self.held.columns) > 1 and not self.lengths:
+            cells["end"] = self._held_end(row, cells["start"], cells["end"])
         gpus = raw[self.table.meanings["gpus"]].strip()
         # An allocation without anything is one without GPUs; an empty number is not known.
         if "=" in gpus or (not gpus and self.has_tres):
@@ -348,6 +354,15 @@ class _RecordReader:
             return start + units_ms(_number(cell, self.table.has_decimal_comma), unit_ms)
         except ValueError as error:
             return self._bad("bad_span", row, "end", str(error))
+
+    def _held_end(self, row: Record, start: object, end: object) -> object:
+        """The end without suspended time, where the row has an end."""
+        if not isinstance(start, int) or not isinstance(end, int):
+            return end
+        try:
+            return self.held.end_ms(row, start, end)
+        except ValueError as error:
+            return self._bad("disagreement", row, "end", str(error))
 
     def _bad(self, code: str, row: Record, meaning: str, message: str) -> str:
         self.problems.append(Problem(code, f"{row.source}:{meaning}", message))

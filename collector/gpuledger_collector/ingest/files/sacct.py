@@ -25,13 +25,13 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import decode
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_instant, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.ingest.files.instants import suspended_ms
 from gpuledger_collector.ingest.files.job_table import AllocationKinds, gpus_of
-from gpuledger_collector.ingest.files.usage import DEFAULT_POOL, UsageFile, WorkloadRows
-from gpuledger_collector.storage.ledger.rows import UsageColumns, UsageRow
+from gpuledger_collector.ingest.files.usage import UsageFile, WorkloadRows
+from gpuledger_collector.storage.ledger.rows import UNKNOWN_POOL, UsageColumns, UsageRow, UsageSource
 from gpuledger_common.plurals import plural
 
 _NEVER = {"", "None", "Unknown", "N/A"}
-_SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _BEGINS = re.compile(r"\d+(\+\d+|_\d+)?\|")
 _ID_NAMES = {"jobid", "jobidraw"}
 _HEADER = re.compile(r"^jobidraw\|", re.IGNORECASE | re.MULTILINE)
@@ -99,7 +99,7 @@ class _Job(Row):
             end_ms=None if self.end_ms is None else self.end_ms - self.pause_ms,  # suspended time is not held
             gpu_micro=gpus * MICRO,
             gpu_model=model,
-            pool=pool or self.partition or DEFAULT_POOL,
+            pool=pool or self.partition or UNKNOWN_POOL,
             node=self.node,
             user=self.user,
             account=self.account,
@@ -133,7 +133,7 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
 
     A job that stands twice with other values is a bad row, as in every usage import, unless they are runs of it.
     """
-    parsed = UsageFile(columns=UsageColumns(has_runs=True))
+    parsed = UsageFile(columns=UsageColumns(has_runs=True), source=UsageSource.sacct)
     text = decode(path, parsed.problems)
     if text is None:
         return parsed
@@ -217,15 +217,6 @@ def _records(text: str) -> Iterator[tuple[int, str]]:
         begun, record = line, raw
     if record:
         yield begun, record
-
-
-def suspended_ms(text: str) -> int | None:
-    """Milliseconds of `[days-][hours:]minutes:seconds`; None for any other text."""
-    span = _SPAN.fullmatch(text.strip())
-    if span is None:
-        return 0 if text.strip() in _NEVER else None
-    days, hours, minutes, seconds = (int(part or 0) for part in span.groups())
-    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
 
 
 def tags_of(row: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,14 @@ from gpuledger_collector.config.model import Row
 from gpuledger_collector.ingest.files import job_table
 from gpuledger_collector.ingest.files.headers import TAG, TableOptions, ignored_notes, is_alloc_tres
 from gpuledger_collector.ingest.files.job_table import JobTable
-from gpuledger_collector.storage.ledger.rows import ALL_COLUMNS, OPTIONAL, UsageColumns, UsageRow
+from gpuledger_collector.storage.ledger.rows import (
+    ALL_COLUMNS,
+    OPTIONAL,
+    UNKNOWN_POOL,
+    UsageColumns,
+    UsageRow,
+    UsageSource,
+)
 from gpuledger_common.plurals import plural
 
 MAX_GPUS = 100_000
@@ -30,9 +37,6 @@ MAX_GPUS = 100_000
 LONG_DAYS = 90
 """Longer usage of one workload gets a warning: a forgotten end is billed until one is imported."""
 MAX_WARNINGS = 10
-DEFAULT_POOL = "imported"
-"""The pool of jobs for which neither the file nor the person names one."""
-
 
 _Instant = Annotated[int, Strict()]
 """Unix milliseconds, as tables of jobs hand them over."""
@@ -57,6 +61,7 @@ class UsageFile(Parsed[UsageRow]):
     """The rows of a file of jobs, and what it has columns for."""
 
     columns: UsageColumns = ALL_COLUMNS
+    source: UsageSource = UsageSource.table
 
 
 class _Usage(Row):
@@ -170,7 +175,7 @@ def _usage_row(usage: _Usage, tags: Mapping[str, str], line: int, options: Usage
         end_ms=usage.end_ms,
         gpu_micro=_micro(usage.gpus),
         gpu_model=intern(usage.gpu_model),
-        pool=intern(usage.pool or options.pool or DEFAULT_POOL),
+        pool=intern(usage.pool or options.pool or UNKNOWN_POOL),
         node=intern(usage.node),
         user=usage.user and intern(usage.user),
         account=usage.account and intern(usage.account),

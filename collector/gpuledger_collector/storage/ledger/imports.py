@@ -17,14 +17,16 @@ from gpuledger_collector.storage.ledger.rows import (
     ALL_COLUMNS,
     OPTIONAL,
     ImportOutcome,
+    OnOverlap,
     SampleRow,
     UsageColumns,
     UsageRow,
+    UsageSource,
 )
+from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
-from gpuledger_common.plurals import plural
 
 _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
     submitted_ms, state"""
@@ -38,21 +40,23 @@ _STORED = {"user": "w.user_name", "account": "w.account", "job_name": "w.name"}
 _DIGEST = "sha256(convert_to(jsonb_build_array(i.user_name, i.account, i.name, i.tags)::text, 'UTF8'))"
 
 
-class ImportedOtherwise(ValueError):
-    """Jobs are imported already under ids of another form; the message says which."""
-
-
 def workload_key(workload_id: str) -> str:
     """The key of an imported workload."""
     return f"imported:import:{workload_id}"
 
 
 def add_usage(
-    connection: Connection, rows: Sequence[UsageRow], now: dt.datetime, columns: UsageColumns = ALL_COLUMNS
+    connection: Connection,
+    rows: Sequence[UsageRow],
+    now: dt.datetime,
+    columns: UsageColumns = ALL_COLUMNS,
+    source: UsageSource = UsageSource.table,
+    on_overlap: OnOverlap = OnOverlap.refuse,
 ) -> ImportOutcome:
     """Add or update rows by workload id and request the days that they touch, before and after. Does not commit.
 
-    `columns`: what their file has columns for; known values of others stay. Raises ImportedOtherwise.
+    `columns`: what their file has columns for; known values of others stay. `on_overlap`: what happens to usage of the
+    same time that another kind of `source` brought. Raises OtherSource.
     """
     locks.take(connection, Lock.IMPORTS)
     if columns.has_runs:
@@ -70,7 +74,8 @@ def add_usage(
         "FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON u.workload_id = w.id "
         f"WHERE u.workload_id IS NULL OR ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
     )
-    _refuse_other_ids(connection)
+    now_ms = int(now.timestamp() * 1000)
+    replaced = resolve_overlap(connection, source, on_overlap, now_ms)
     connection.execute(
         "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags, first_seen_at) "
         "SELECT key, 'imported', external_id, user_name, account, name, tags, %s FROM changed ORDER BY key "
@@ -85,11 +90,12 @@ def add_usage(
     _write_attributes(connection)
     connection.execute(
         "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node, submitted_ms, "
-        "state, workload_attributes_id) SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node, "
-        "c.submitted_ms, c.state, t.id FROM changed c JOIN workload w USING (key) JOIN workload_attributes t "
-        "ON t.workload_id = w.id AND t.digest = c.digest"
+        "state, workload_attributes_id, source) SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, "
+        "c.node, c.submitted_ms, c.state, t.id, %s FROM changed c JOIN workload w USING (key) "
+        "JOIN workload_attributes t ON t.workload_id = w.id AND t.digest = c.digest",
+        (source.value,),
     )
-    _record_updates(connection, int(now.timestamp() * 1000))
+    _record_updates(connection, now_ms)
     changed, updated = connection.execute("SELECT count(*), count(known) FROM changed").fetchone() or (0, 0)
     # Old and new spans: both the days that lose usage and the days that gain it are rated again. Spans that begin on
     # one day count as the longest of them.
@@ -99,35 +105,22 @@ def add_usage(
         "WHERE known IS NOT NULL) s GROUP BY start_ms / %s",
         (DAY_MS,),
     ).fetchall()
-    days = _days(spans, int(now.timestamp() * 1000))
+    spans += replaced.spans
+    days = _days(spans, now_ms)
     connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (days,))
     # Days with imported usage cut the placements of their pool, so its boards are placed again.
     if spans:
-        pools = sorted({row.pool for row in rows} | {pool for (pool,) in before})
+        pools = sorted({row.pool for row in rows} | {pool for (pool,) in before} | {*replaced.pools})
         settle_pools(connection, pools, min(start for start, _ in spans))
-    return ImportOutcome(changed - updated, updated, len(rows) - changed, len(days), kept)
-
-
-def _refuse_other_ids(connection: Connection) -> None:
-    """Refuse new rows of jobs that are imported under an id with, or without, a cluster: each would be billed twice.
-
-    The same number, start, GPUs and end (an open one fits any) are the same job: `import sacct` knows it as
-    `CLUSTER/JOB@SUBMITTED`, a table of jobs as `JOB`.
-    """
-    job = "regexp_replace({0}.external_id, '^.*/|@[0-9]+$', '', 'g')"
-    twice = connection.execute(
-        "SELECT c.external_id, w.external_id, count(*) OVER () FROM changed c "
-        "JOIN imported_usage u ON u.start_ms = c.start_ms AND u.gpu_micro = c.gpu_micro "
-        "AND (u.end_ms = c.end_ms OR u.end_ms IS NULL OR c.end_ms IS NULL) JOIN workload w ON w.id = u.workload_id "
-        f"WHERE c.known IS NULL AND {job.format('c')} = {job.format('w')} "
-        "AND (c.external_id LIKE '%/%') <> (w.external_id LIKE '%/%') ORDER BY 1, 2 LIMIT 1"
-    ).fetchone()
-    if twice is not None:
-        new, known, count = twice
-        raise ImportedOtherwise(
-            f"{plural(count, 'job')} of this file would be billed twice: {new} is imported already as {known}; "
-            "import this cluster by the command that imported it before"
-        )
+    return ImportOutcome(
+        changed - updated,
+        updated,
+        len(rows) - changed,
+        len(days),
+        kept,
+        replaced=len(replaced.spans),
+        nearby=replaced.nearby,
+    )
 
 
 def _keep_known(connection: Connection, columns: UsageColumns) -> int:

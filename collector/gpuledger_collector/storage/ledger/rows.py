@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuledger_collector.accounting.measures import Measures
+
+UNKNOWN_POOL = "imported"
+"""The pool of jobs for which neither the file nor the person names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,7 @@ class UsageRow:
     end_ms: int | None
     gpu_micro: int
     gpu_model: str = ""
-    pool: str = "imported"
+    pool: str = UNKNOWN_POOL
     node: str = ""
     user: str | None = None
     account: str | None = None
@@ -44,6 +48,21 @@ class UsageColumns:
 
 
 ALL_COLUMNS = UsageColumns()
+
+
+class UsageSource(enum.StrEnum):
+    """What brought imported usage; each kind gives jobs ids of its own, so two of them would bill a job twice."""
+
+    sacct = "sacct"
+    table = "table"
+
+
+class OnOverlap(enum.Enum):
+    """What happens to usage that another source brought for the same time of the same GPUs."""
+
+    refuse = "refuse"
+    replace = "replace"
+    also = "also"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,10 @@ class ImportOutcome:
     days_to_recompute: int = 0
     kept: int = 0
     """Rows with values that their file has no column for, and that stay as they were."""
+    replaced: int = 0
+    """Workloads of another source that were removed."""
+    nearby: int = 0
+    """Workloads of another source that stay, though they begin or end within hours of the replaced time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,6 +242,7 @@ table(
     *optional(BIG, "submitted_ms"),
     *texts("state"),
     column("workload_attributes_id", BIG, "as the import describes the workload", nullable=True),
+    column("source", TEXT, "sacct or table (of jobs); null: not recorded, the form of the id tells", nullable=True),
     sa.CheckConstraint("end_ms IS NULL OR end_ms >= start_ms", name="order"),
     index("start_ms", "end_ms"),
 )

@@ -1,0 +1,164 @@
+"""Usage of the same time from two sources: each job has another id in each of them, and would be billed twice.
+
+Imported usage counts GPUs, so nothing but its source says whether two rows are one job: arrays, requeues, suspended
+time and time zones give a job another number, start and end. A file speaks for the time in which its jobs begin and
+end. What another source brought for that time and place is refused, removed or billed as well, as the person decides.
+Accelerators that were measured in a pool take the place of what is imported for it (accounting.imported_usage), so
+only usage of an unknown or another pool is compared with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
+from gpuledger_collector.accounting.placement import SEEN
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger.rows import UNKNOWN_POOL, OnOverlap, UsageSource
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.plurals import plural
+
+ZONES_MS = 14 * HOUR_MS
+"""By as much may the times of a table differ that was read in another zone."""
+_OPEN_MS = 2**62
+_NAMES = {
+    UsageSource.sacct: "Slurm's accounting (import sacct)",
+    UsageSource.table: "a table of jobs (start, import usage)",
+}
+_SOURCE = "coalesce(u.source, CASE WHEN w.external_id ~ '/[^/@]+@[0-9]+$' THEN 'sacct' ELSE 'table' END)"
+"""Rows of before the column was: ids of `import sacct` are CLUSTER/JOB@SUBMITTED, and no others have this form."""
+_FILE = """WITH file AS (SELECT min(start_ms) AS first_start, max(start_ms) AS last_start,
+        min(coalesce(end_ms - 1, %(open)s)) AS first_end, max(coalesce(end_ms - 1, %(open)s)) AS last_end,
+        array_agg(DISTINCT pool) AS pools, array_agg(DISTINCT node) FILTER (WHERE node <> '') AS nodes
+    FROM {rows})"""
+_OTHERS = f"""FROM file, imported_usage u JOIN workload w ON w.id = u.workload_id WHERE {_SOURCE} <> %(source)s
+    AND (u.pool = ANY(file.pools) OR u.node = ANY(file.nodes) OR %(unknown)s = ANY(file.pools || u.pool))"""
+_TOUCHING = """u.start_ms <= file.last_end + %(zones)s
+    AND (u.end_ms IS NULL OR u.end_ms >= file.first_start - %(zones)s)"""
+_COVERED = """u.start_ms >= file.first_start - file.first_start %% %(day)s - {margin}
+    AND u.start_ms < file.last_start - file.last_start %% %(day)s + %(day)s + {margin}
+    AND (u.end_ms IS NULL OR (u.end_ms > file.first_end - file.first_end %% %(day)s - {margin}
+        AND u.end_ms <= file.last_end - file.last_end %% %(day)s + %(day)s + {margin}))"""
+"""Days on which jobs of the file begin, and on which they end: what began or ended on others is not in it."""
+
+
+class OtherSource(ValueError):
+    """Another source brought usage for the same time; the message states the choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What was removed for a file: pools and times to rate again; and how much of the other source is left nearby."""
+
+    pools: Sequence[str] = ()
+    spans: Sequence[tuple[int, int | None]] = ()
+    nearby: int = 0
+
+
+def resolve_overlap(connection: Connection, source: UsageSource, choice: OnOverlap, now_ms: int) -> Replaced:
+    """Refuse, or remove, what another source brought for the time of the file in `incoming` and `changed`.
+
+    A file that brings no new job is not refused. Raises OtherSource.
+    """
+    if choice is not OnOverlap.also:
+        _refuse_measured(connection)
+    if choice is OnOverlap.refuse:
+        _refuse_imported(connection, source, now_ms)
+    return _replace(connection, source, now_ms) if choice is OnOverlap.replace else Replaced()
+
+
+def _parameters(source: UsageSource) -> dict[str, object]:
+    return {
+        "source": source.value,
+        "open": _OPEN_MS,
+        "unknown": UNKNOWN_POOL,
+        "zones": ZONES_MS,
+        "day": DAY_MS,
+    }
+
+
+def _refuse_imported(connection: Connection, source: UsageSource, now_ms: int) -> None:
+    new = _FILE.format(rows="changed WHERE known IS NULL")
+    count, first_ms, last_ms, pools, others = connection.execute(
+        f"{new} SELECT count(*), min(u.start_ms), max(coalesce(u.end_ms - 1, %(now)s)), array_agg(DISTINCT u.pool), "
+        f"array_agg(DISTINCT {_SOURCE}) {_OTHERS} AND {_TOUCHING}",
+        {**_parameters(source), "now": now_ms},
+    ).fetchone() or (0, 0, 0, [], [])
+    if count:
+        days = f"{format_instant(first_ms)[:10]} to {format_instant(last_ms)[:10]}"
+        name = _NAMES[UsageSource(others[0])]
+        raise OtherSource(
+            f"{plural(count, 'workload')} of {name} from {days} in {_pools(pools)} would be billed twice; --replace "
+            "removes those of the time of this file, --also bills both because they are different GPUs"
+        )
+
+
+def _replace(connection: Connection, source: UsageSource, now_ms: int) -> Replaced:
+    """Remove usage of another source whose jobs begin and end on days on which jobs of the file do."""
+    parameters, file = _parameters(source), _FILE.format(rows="incoming")
+    covered = f"SELECT u.workload_id, u.start_ms {_OTHERS} AND {_COVERED.format(margin=0)}"
+    rows = connection.execute(
+        f"{file} DELETE FROM imported_usage d USING workload v WHERE v.id = d.workload_id "
+        f"AND (d.workload_id, d.start_ms) IN ({covered}) "
+        "RETURNING v.external_id, d.start_ms, d.end_ms, d.pool, d.gpu_micro",
+        parameters,
+    ).fetchall()
+    changes = [
+        audit.Change("usage", name, {"start_ms": start, "end_ms": end, "gpu_micro": micro, "pool": pool}, None)
+        for name, start, end, pool, micro in sorted(rows, key=lambda row: row[:2])
+    ]
+    if changes:
+        audit.record(connection, changes, now_ms)
+    (nearby,) = connection.execute(
+        f"{file} SELECT count(*) {_OTHERS} AND {_COVERED.format(margin='%(zones)s')}", parameters
+    ).fetchone() or (0,)
+    return Replaced([row[3] for row in rows], [(row[1], row[2]) for row in rows], nearby)
+
+
+def _refuse_measured(connection: Connection) -> None:
+    """Refuse new usage of an unknown pool while accelerators were measured, or of a node that is measured elsewhere."""
+    row = connection.execute(
+        """
+        WITH file AS (SELECT pool, node, min(start_ms) AS start_ms, max(coalesce(end_ms, %(open)s)) AS end_ms
+            FROM changed WHERE known IS NULL GROUP BY pool, node)
+        SELECT file.pool, file.node, c.pool, min(greatest(c.in_ms, file.start_ms))
+        FROM file JOIN capacity c ON c.pool <> file.pool AND c.source = %(seen)s
+            AND c.in_ms < file.end_ms AND (c.out_ms IS NULL OR c.out_ms > file.start_ms)
+        LEFT JOIN node n ON n.id = c.node_id WHERE file.pool = %(unknown)s OR n.name = file.node
+        GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT 1
+        """,
+        {"open": _OPEN_MS, "seen": SEEN, "unknown": UNKNOWN_POOL},
+    ).fetchone()
+    if row is not None:
+        pool, node, measured, at_ms = row
+        where = "usage without a pool" if pool == UNKNOWN_POOL else f"usage of {node} in pool {pool}"
+        since = format_instant(at_ms)[:10]
+        raise OtherSource(
+            f"{where} would be billed beside the GPUs that are measured in pool {measured} since {since}; "
+            f"--pool {measured} counts measured time once, --also bills both because they are different GPUs"
+        )
+
+
+def refuse_beside_imported(connection: Connection, period: Period, nodes: Sequence[str], pools: Sequence[str]) -> None:
+    """Refuse to measure GPUs of these nodes and pools where a file brought their usage for another or no pool.
+
+    Raises OtherSource.
+    """
+    row = connection.execute(
+        "SELECT count(*), min(start_ms), array_agg(DISTINCT pool) FROM imported_usage WHERE start_ms < %s "
+        "AND (end_ms IS NULL OR end_ms > %s) AND pool <> ALL(%s) AND (pool = %s OR node = ANY(%s))",
+        (period.end_ms, period.start_ms, list(pools), UNKNOWN_POOL, list(nodes)),
+    ).fetchone()
+    if row is not None and row[0]:
+        count, first_ms, known = row
+        raise OtherSource(
+            f"{plural(count, 'workload')} imported since {format_instant(first_ms)[:10]} in {_pools(known)} would be "
+            f"billed beside the same GPUs; import their file again with --pool {pools[0]}, where measured time counts "
+            "once, or --also bills both because they are different GPUs"
+        )
+
+
+def _pools(names: Sequence[str]) -> str:
+    known = [name for name in names if name != UNKNOWN_POOL]
+    return f"{'pool' if len(known) == 1 else 'pools'} {', '.join(known)}" if known else "no pool"
