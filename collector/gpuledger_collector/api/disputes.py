@@ -198,13 +198,20 @@ def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
     def preview(number: Number, outcome: Outcome, principal: Principal = fleet) -> dict[str, Any]:  # noqa: ARG001
         """What an acceptance would move, by day, owner and currency: for finance and admin. Changes nothing.
 
-        It is exact for what is rated; `rated` says whether rating of these days is complete.
+        A move without GPU-time is a day whose volume price changes. `destination_cost_micro` is what the destination
+        pays more, at its own price. It is exact for what is rated; `rated` says whether rating of the contested days
+        is complete.
         """
         remedy = outcome.accepted()
         with context.database.transaction(read_only=True) as connection:
-            moves = preview_decision(connection, disputes.proposed(connection, number, remedy), context.now_ms)
+            decided = preview_decision(connection, disputes.proposed(connection, number, remedy), context.now_ms)
             _, rated = disputes.billed_now(connection, disputes.read(connection, number))
-            return {"moves": [move_object(move, zones.calendar(connection)) for move in moves], "rated": rated}
+            calendar = zones.calendar(connection)
+            return {
+                "moves": [move_object(move, calendar) for move in decided.moves],
+                "destination_cost_micro": decided.gain,
+                "rated": rated,
+            }
 
     @routes.post("/{number}/resolution")
     def resolve(number: Number, decision: Decision, principal: Principal = fleet) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,8 @@ import typer
 from typer import Argument, Option
 
 from gpuledger_collector.accounting.disputes import RESOLVED, STATES, BadStep, Dispute, Remedy
+from gpuledger_collector.accounting.owner_tree import path_of
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, declared_owner, dry_run_note, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, Row, emit, print_json
@@ -22,14 +24,16 @@ from gpuledger_collector.export.disputes import (
     as_object,
     as_text,
     days_text,
+    difference_text,
     line_cells,
     move_lines,
     owner_text,
 )
-from gpuledger_collector.services.dispute_preview import preview_decision
+from gpuledger_collector.services.dispute_preview import affected_days, preview_decision
 from gpuledger_collector.services.hourly_usage import fold_requested
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import disputes
+from gpuledger_collector.storage.billing import decided_costs, disputes
+from gpuledger_collector.storage.billing.decided_costs import Costs
 from gpuledger_collector.storage.billing.dispute_evidence import line_id
 from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
 from gpuledger_collector.storage.ledger import usage
@@ -238,19 +242,39 @@ def resolve(
         return dispute
 
     with open_session(dsn, config) as session:
-        moves = [] if remedy is None else _preview(session, number, remedy)
+        if remedy is None:
+            dispute = _step(session, decide, dry_run)
+            print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
+            return
+        affected = _affected(session, number, remedy)
+        if not dry_run:
+            session.rate(_hull(affected))
+        before, moves = _preview(session, number, remedy, affected)
         dispute = _step(session, decide, dry_run)
         print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
-        if remedy is None:
-            return
         print("\n".join(["this would move:" if dry_run else "this moves:", *moves]))
         if dry_run:
             return
-        session.rate(dispute.period)
-        with session.database.transaction() as connection:
-            billed, _ = disputes.billed_now(connection, dispute)
-    owner = owner_text(dispute.owner)
-    say(f"{plural(days, 'day')} rated again; {owner} paid {amounts(dispute.cost)}, and pays {amounts(billed)} now")
+        session.rate(_hull(affected))
+        with session.database.transaction(read_only=True) as connection:
+            after = decided_costs.charged(connection, affected)
+    payer = None if remedy.owner is None else path_of(remedy.owner)
+    loss, gain = decided_costs.change(before, after, payer)
+    say(f"{plural(days, 'day')} rated again; {difference_text(dispute.owner, loss, payer, gain)}")
+
+
+def _affected(session: Session, number: int, remedy: Remedy) -> list[Period]:
+    """The days whose charges depend on a decision; refuses a decision that is not possible."""
+    with session.database.transaction(read_only=True) as connection:
+        try:
+            decisions = disputes.proposed(connection, number, remedy)
+        except (BadStep, NoDispute, ValueError) as error:
+            refuse(str(error))
+        return affected_days(connection, decisions, session.now_ms)
+
+
+def _hull(days: Sequence[Period]) -> Period:
+    return Period(days[0].start_ms, days[-1].end_ms)
 
 
 def _remedy(accept: bool, reject: bool, to: list[str], nobody: bool, unavailable: bool) -> Remedy | None:
@@ -282,17 +306,13 @@ def _step(session: Session, work: Callable[[Connection, str], Dispute], dry_run:
         refuse(f"--{error}" if str(error).partition(":")[0] in OPTIONS else str(error))
 
 
-def _preview(session: Session, number: int, remedy: Remedy) -> list[str]:
-    """What accepting a dispute moves, with the evidence that waits to be folded; refuses what is not possible."""
+def _preview(session: Session, number: int, remedy: Remedy, days: Sequence[Period]) -> tuple[Costs, list[str]]:
+    """What the ledger charges for the affected days, and what accepting a dispute moves, in sentences."""
     with session.database.transaction(Lock.LEDGER, dry_run=True) as connection:
-        try:
-            disputes.proposed(connection, number, remedy)
-        except (BadStep, NoDispute, ValueError) as error:
-            refuse(str(error))
+        before = decided_costs.charged(connection, days)
         # Evidence that arrived since the last fold moves as well; it is folded here and rolled back with the rest.
-        period = disputes.read(connection, number).period
-        fold_requested(connection, usage.recompute_requests(connection, period))
-        return _moves(session, connection, number, remedy)
+        fold_requested(connection, usage.recompute_requests(connection, _hull(days)))
+        return before, _moves(session, connection, number, remedy)
 
 
 def _moves_if_accepted(session: Session, dispute: Dispute) -> list[str]:

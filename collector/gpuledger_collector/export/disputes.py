@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from gpuledger_collector.accounting.dispute_moves import Move
+from gpuledger_collector.accounting.dispute_moves import Decided, Move
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
@@ -52,20 +52,34 @@ def line_cells(line: ExportedCharge) -> dict[str, object]:
     }
 
 
-def move_lines(moves: Sequence[Move], calendar: Calendar) -> list[str]:
+def move_lines(decided: Decided, calendar: Calendar) -> list[str]:
     """A sentence for each move, and their sum; the amounts shown add up to the sum shown."""
+    moves = decided.moves
     hours = hours_decimal([move.gpu_ns for move in moves])
-    costs = _minor_costs(moves)
     lines = [
-        f"  {calendar.date_of(move.day_ms)}  {length:.6f} GPU-hours, {cost} from {_path_text(move.owner)} to "
-        f"{_destination(move.to)}{' (a correction: the day is closed)' if move.closed else ''}"
-        for move, length, cost in zip(moves, hours, costs, strict=True)
+        f"  {calendar.date_of(move.day_ms)}  {_move_text(move, length, cost)}"
+        f"{' (a correction: the day is closed)' if move.closed else ''}"
+        for move, length, cost in zip(moves, hours, _minor_costs(moves), strict=True)
     ]
-    priced: dict[str, int] = {}
-    for move in moves:
-        if move.currency is not None:
-            priced[move.currency] = priced.get(move.currency, 0) + (move.cost_micro or 0)
-    return [*lines, f"{sum(hours, Decimal(0)):.6f} GPU-hours, {amounts(dict(sorted(priced.items())))} in all"]
+    lines.append(f"{sum(hours, Decimal(0)):.6f} GPU-hours, {amounts(decided.loss)} in all")
+    if decided.gain != decided.loss:
+        lines.append(f"for {_destination(decided.to)}, at its own price, {amounts(decided.gain)}")
+    return lines
+
+
+def _move_text(move: Move, hours: Decimal, cost: str) -> str:
+    owner = _path_text(move.owner)
+    if not move.gpu_ns:
+        return f"{owner} pays {cost.lstrip('-')} {'more' if cost.startswith('-') else 'less'} by its volume price"
+    return f"{hours:.6f} GPU-hours, {cost} from {owner} to {_destination(move.to)}"
+
+
+def difference_text(
+    owner: Mapping[str, str], loss: Mapping[str, int], to: OwnerPath | None, gain: Mapping[str, int]
+) -> str:
+    """What a contesting owner pays less, and what the destination pays more."""
+    name, verb = _destination(to), "costs" if to is None else "pays"
+    return f"{owner_text(owner)} pays {amounts(loss)} less, {name} {verb} {amounts(gain)} more"
 
 
 def _minor_costs(moves: Sequence[Move]) -> list[str]:

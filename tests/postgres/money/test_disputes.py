@@ -89,7 +89,7 @@ def test_a_line_is_named_by_its_hash_and_only_it_moves(october):
     number = opened(october, *OWN, "--line", mine["id"][:12])
     code, told, _ = october("disputes", "resolve", number, "--accept", "--to", "team=speech", "--note", "yes")
     assert code == 0
-    assert "team=team-1 paid 2.00 USD, and pays 0.00 USD now" in told
+    assert "team=team-1 pays 2.00 USD less, team=speech pays 2.00 USD more" in told
     found = costs(october)
     assert (found["team-1"], found["speech"], found["team-2"]) == ("6.00", "2.00", "6.00")
 

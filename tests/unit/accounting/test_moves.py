@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.evidence import DAY, WHOLE, evidence
+from gpuledger_collector.accounting.corrections import difference
 from gpuledger_collector.accounting.dispute_moves import find_moves
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
@@ -76,7 +77,7 @@ def test_the_preview_is_the_change_of_the_bill(facts, book, ruled, known, propos
     before = charged(facts, book, ruled, Reattributions(known))
     after = charged(facts, book, ruled, Reattributions([*known, proposed]))
     expected = bill(before)
-    for move in find_moves(before, after, proposed.owner, closed=False):
+    for move in find_moves(difference(before, after), proposed.owner, closed=False):
         assert all(move.owner.level(level) == value for level, value in proposed.contested.items())
         for key, sign in (((move.owner, HELD, move.currency), -1), ((move.to, proposed.state, move.currency), 1)):
             ns, micro = expected[key]
