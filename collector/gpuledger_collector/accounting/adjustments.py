@@ -201,6 +201,42 @@ def _percentage(policy: Adjustment, cost: Mapping[Place, int]) -> list[AdjustedA
     return amounts
 
 
+def excessive_discounts(discounts: Sequence[Adjustment]) -> Sequence[Adjustment]:
+    """Find discounts that can all fit one place on one day, and together take more than all of its cost.
+
+    Two models can be those of one place where one of them is in the other's words.
+    """
+    return _excessive([], Decimal(0), discounts)
+
+
+def _excessive(together: list[Adjustment], percent: Decimal, others: Sequence[Adjustment]) -> Sequence[Adjustment]:
+    if percent > 100:
+        return together
+    for at, discount in enumerate(others):
+        # Restrictions and days that fit in pairs fit all together, so only pairs are compared.
+        rest = [other for other in others[at + 1 :] if _can_meet(discount, other)]
+        if percent + sum(_percent(each) for each in (discount, *rest)) > 100:
+            excess = _excessive([*together, discount], percent + _percent(discount), rest)
+            if excess:
+                return excess
+    return []
+
+
+def _percent(discount: Adjustment) -> Decimal:
+    return discount.percent or Decimal(0)
+
+
+def _can_meet(left: Adjustment, right: Adjustment) -> bool:
+    """Whether two adjustments may hold for one place on one day."""
+    return (
+        all(right.owner.get(level, name) == name for level, name in left.owner.items())
+        and (not left.pool or right.pool in ("", left.pool))
+        and max(model_match(left.gpu_model, right.gpu_model), model_match(right.gpu_model, left.gpu_model)) >= 0
+        and not (left.to_on is not None and right.from_on is not None and left.to_on <= right.from_on)
+        and not (right.to_on is not None and left.from_on is not None and right.to_on <= left.from_on)
+    )
+
+
 def split_signed(total: int, weights: Sequence[int]) -> list[int]:
     """As `split`, also of a negative total."""
     return split(total, weights) if total >= 0 else [-part for part in split(-total, weights)]

@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.provider_bill import Difference
 from gpuledger_collector.accounting.true_up import BOOKED
 from gpuledger_collector.cli import options
+from gpuledger_collector.cli.apply import warn_of_owners
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, Row, emit, number
 from gpuledger_collector.cli.session import open_session
@@ -148,6 +149,7 @@ def _entry(kind: str) -> None:
         with open_session(dsn, config) as session:
             try:
                 with session.database.transaction(dry_run=dry_run) as connection:
+                    warn_of_owners(connection, declared)
                     entry = adjustments.book(connection, declared[0], wiring.now())
             except adjustments.EntryRefused as error:
                 refuse(str(error))

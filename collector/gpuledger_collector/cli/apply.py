@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
 
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.adjustments import Adjustment
 from gpuledger_collector.accounting.problems import in_order
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
@@ -15,7 +17,8 @@ from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import apply_declared, read_declared
-from gpuledger_collector.storage.billing import locations
+from gpuledger_collector.export.disputes import owner_text
+from gpuledger_collector.storage.billing import adjustments, locations
 from gpuledger_collector.storage.billing.declarations import DeclarationRefused
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
@@ -52,6 +55,7 @@ def apply(
             with session.database.transaction(dry_run=dry_run) as connection:
                 outcomes = apply_declared(connection, parsed, wiring.now())
                 warn_of_regions(connection)
+                warn_of_owners(connection, parsed.values.get("adjustment", ()))
         except DeclarationRefused as error:
             for problem in error.problems:
                 say(str(problem), error=True)
@@ -76,6 +80,12 @@ def warn_of_regions(connection: Connection) -> None:
     """Name regions of rates and commitments in which no pool stands: a typing error would be silent otherwise."""
     for region in locations.unknown_regions(connection):
         say(f"gpuledger: {no_pool_in(region)}", error=True)
+
+
+def warn_of_owners(connection: Connection, entries: Sequence[Adjustment]) -> None:
+    """Name owners of credits and debits whom nobody ever charged: a typing error would be silent otherwise."""
+    for owner in adjustments.uncharged_owners(connection, entries):
+        say(f"gpuledger: nobody of this name was ever charged: {owner_text(owner)}", error=True)
 
 
 def no_pool_in(region: str) -> str:

@@ -32,6 +32,7 @@ markup, a discount or a tier. A true-up is booked from a provider's bill: `gpule
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -47,8 +48,10 @@ from gpuledger_collector.accounting.adjustments import (
     POLICIES,
     TIERED,
     Adjustment,
+    excessive_discounts,
 )
 from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.attribution import check_level
 from gpuledger_collector.config.fields import (
     MAX_AMOUNT,
@@ -64,7 +67,7 @@ from gpuledger_collector.config.fields import (
     read_bounded,
     refusal,
 )
-from gpuledger_collector.config.model import Declaration
+from gpuledger_collector.config.model import Declaration, Record
 
 MAX_PERCENT = 1000
 PERCENTAGES = (MARKUP, DISCOUNT)
@@ -155,6 +158,21 @@ class DeclaredAdjustment(Declaration):
             if (last.year, last.month) != (start.year, start.month):
                 raise refusal("two_months", "lies in another month: write an entry for each month")
         return end
+
+    @classmethod
+    def collect(cls, records: Iterable[Record], problems: list[Problem]) -> list[Any]:
+        """The values of all good tables; discounts that can meet take no more than all of the cost together."""
+        records = list(records)
+        values = super().collect(records, problems)
+        excess = excessive_discounts([value for value in values if value.kind == DISCOUNT])
+        if excess:
+            *others, last = excess
+            record = next(record for record in reversed(records) if record.cells.get("name") == last.name)
+            names = " and ".join(f"{other.name!r} ({other.percent:f} %)" for other in others)
+            total = sum(discount.percent or 0 for discount in excess)
+            message = f"with {names}, which can hold for the same time, {total:f} % are taken: at most 100 % can be"
+            problems.append(Problem("out_of_range", f"{record.source}:percent", message))
+        return values
 
     def to_value(self, source: str, position: int) -> Adjustment:  # noqa: ARG002
         """The adjustment; a tier counts the hours of each team unless it says whose."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 from decimal import Decimal
 from fractions import Fraction
 
@@ -18,6 +20,7 @@ from gpuledger_collector.accounting.adjustments import (
     HeldCost,
     Place,
     adjust,
+    excessive_discounts,
     volume_cost,
 )
 from gpuledger_collector.accounting.owner_tree import OwnerPath
@@ -256,3 +259,43 @@ def test_unknown_keys_and_kinds_are_refused():
         true_up(compared([]), [], "weight")
     with pytest.raises(ValueError, match="'luck' is none of price, "):
         true_up(compared([]), [], "sku", ["luck"])
+
+
+days = st.none() | st.integers(1, 4).map(lambda day: dt.date(2026, 10, day))
+discounts = st.builds(
+    Adjustment,
+    id=st.none(),
+    name=st.sampled_from("abc"),
+    kind=st.just("discount"),
+    owner=st.sampled_from([{}, {"team": "x"}, {"team": "y"}, {"team": "x", "project": "p"}, {"project": "q"}]),
+    pool=st.sampled_from(["", "train", "serve"]),
+    gpu_model=st.sampled_from(["", "H100", "A100", "NVIDIA H100"]),
+    percent=st.sampled_from([0, 20, 40, 60, 100]).map(Decimal),
+    from_on=days,
+    to_on=days,
+)
+
+
+def taken(found, team, project, pool, model, day):
+    """Percent of the cost of a place on a day."""
+    place = Place(OwnerPath(team=team, project=project), pool, model, "USD")
+    holding = [
+        each
+        for each in found
+        if each.fits(place)
+        and (each.from_on is None or each.from_on <= day)
+        and (each.to_on is None or day < each.to_on)
+    ]
+    return sum(each.percent for each in holding)
+
+
+@given(st.lists(discounts.filter(lambda each: not each.from_on or not each.to_on or each.from_on < each.to_on)))
+def test_discounts_are_excessive_where_they_take_more_than_a_place_costs(found):
+    """As counted over every place and day; those that are named take more than all together."""
+    days = [dt.date(2026, 9, 30), *(dt.date(2026, 10, day) for day in range(1, 6))]
+    models, pools = ["NVIDIA H100", "NVIDIA A100", "L4"], ["train", "serve", "other"]
+    places = itertools.product("xyz", "pqr", pools, models, days)
+    most = max(taken(found, *place) for place in places)
+    excess = excessive_discounts(found)
+    assert bool(excess) == (most > 100)
+    assert not excess or sum(each.percent for each in excess) > 100

@@ -129,6 +129,20 @@ def replace(connection: Connection, wanted: Sequence[Adjustment], now: dt.dateti
     )
 
 
+def uncharged_owners(connection: Connection, entries: Iterable[Adjustment]) -> list[Mapping[str, str]]:
+    """Owners of entries of whom the ledger has no charge: most likely, a name is misspelled."""
+    owners = {json.dumps(dict(entry.owner), sort_keys=True): entry.owner for entry in entries if entry.kind in ENTRIES}
+    unknown: list[Mapping[str, str]] = []
+    for owner in owners.values():
+        conditions = " AND ".join(f"{'user_name' if level == 'user' else level} = %s" for level in owner)
+        row = connection.execute(
+            f"SELECT EXISTS (SELECT FROM owner WHERE {conditions or 'true'})", list(owner.values())
+        ).fetchone()
+        if row is not None and not row[0]:
+            unknown.append(owner)
+    return unknown
+
+
 def book(
     connection: Connection, entry: Adjustment, now: dt.datetime, evidence: Mapping[str, object] | None = None
 ) -> Adjustment:
