@@ -174,6 +174,8 @@ class Board:
     stated: Sequence[StatedRow] = ()
     imported: Mapping[str, Sequence[Period]] = field(default_factory=dict)
     former_pools: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    gone: Sequence[Placement] = ()
+    """The last placements of parts that were there before and are not just before `since_ms`."""
     is_cut: bool = False
     """Whether stated rows may say something else than `carried`: there is no evidence any more from before."""
 
@@ -271,22 +273,12 @@ class _Sweep:
             self.starts[sighting.node_id].append(sighting.start_ms)
         parts = {sighting.part.accelerator_id: sighting.part for sighting in self.sightings}
         parts |= {row.part.accelerator_id: row.part for row in board.stated}
+        self.last = {row.accelerator_id: row for row in (*board.gone, *board.carried)}
         self.stated_parts = {row.part.accelerator_id for row in board.stated}
         self.device_is_stated = any(row.part.is_device for row in board.stated)
         for row in board.carried:
             part = parts.get(row.accelerator_id, Part(row.accelerator_id, "", is_device=False))
-            # What agents reported, not what the row says: the inventory may have stated another model, which is not
-            # compared with the next sighting.
-            model = row.reported_model
-            if model is None:
-                model = part.known.model if row.source == STATED else row.model
-            attributes = Attributes(
-                model=model,
-                mig_instance="",
-                gpu_micro=row.gpu_micro,
-                pool=row.claimed_pool or row.pool,
-                id=row.attributes_id,
-            )
+            attributes = _reported(row, part)
             self.there[row.accelerator_id] = _There(part, replace(row, in_ms=board.since_ms, out_ms=None), attributes)
 
     def run(self) -> None:
@@ -367,15 +359,27 @@ class _Sweep:
                 self._put(entry.part, row.node_id, entry.attributes, at_ms, row, entry.seen_until_ms)
 
     def _enter_as_stated(self, at_ms: int) -> None:
+        self._return_as_stated(at_ms)
         for row in self.board.stated:
             part = row.part
             begins = row.in_ms == at_ms or (self.board.is_cut and at_ms == self.board.since_ms and row.covers(at_ms))
-            # Only a device is there by its row alone, and only while none of its parts is. A MIG instance is there from
-            # its first sighting on (decision 0020, limits).
+            # Only a device is there by its row alone, and only while none of its parts is: the share of a MIG instance
+            # is known from its first sighting on (decision 0020, limits).
             if begins and part.is_device and part.accelerator_id not in self.there and not self.there:
                 governing = self._row_for(part, at_ms)
                 if governing is not None:
                     self._put(part, governing.node_id, None, at_ms, governing, -1)
+
+    def _return_as_stated(self, at_ms: int) -> None:
+        """Have MIG instances that were there before return with a row of their own, where they fit."""
+        returning = {row.part for row in self.board.stated if row.in_ms == at_ms and not row.part.is_device}
+        for part in sorted(returning, key=lambda part: part.uuid):
+            last, governing = self.last.get(part.accelerator_id), self._row_for(part, at_ms)
+            if last is None or governing is None or part.accelerator_id in self.there:
+                continue
+            attributes = _reported(last, part)
+            if _fit(attributes, self.there.values()):
+                self._put(part, governing.node_id, attributes, at_ms, governing, -1)
 
     # sightings
 
@@ -448,6 +452,7 @@ class _Sweep:
         # What was replaced in the instant in which it began never was there.
         if row.in_ms < at_ms:
             self.closed.append(replace(row, out_ms=at_ms))
+            self.last[accelerator_id] = row
 
     def _put(
         self,
@@ -476,6 +481,20 @@ class _Sweep:
             reported_model=reported.model if reported.id else None,
         )
         self.there[part.accelerator_id] = _There(part, row, attributes, seen_until_ms)
+
+
+def _reported(row: Placement, part: Part) -> Attributes:
+    """What agents reported of a part by its row: the inventory may have stated another model, which is not compared."""
+    model = row.reported_model
+    if model is None:
+        model = part.known.model if row.source == STATED else row.model
+    return Attributes(
+        model=model,
+        mig_instance="",
+        gpu_micro=row.gpu_micro,
+        pool=row.claimed_pool or row.pool,
+        id=row.attributes_id,
+    )
 
 
 def _fit(attributes: Attributes, others: Iterable[_There]) -> bool:

@@ -58,7 +58,7 @@ def sightings(draw, days=6):
 def stated(draw):
     """Rows of an inventory: none, or of the device, or of an instance; in order and disjoint."""
     rows = []
-    for part in draw(st.lists(st.sampled_from([DEVICE, INSTANCES[0]]), max_size=1)):
+    for part in draw(st.sampled_from([[], [DEVICE], INSTANCES[:1], INSTANCES[:2]])):
         edges = sorted(draw(st.sets(st.integers(0, 6 * 24), min_size=2, max_size=4)))
         for start, end in zip(edges[::2], edges[1::2], strict=False):
             node, model = draw(st.sampled_from([None, 1, 2])), draw(st.sampled_from(["", "H100 PCIe"]))
@@ -77,8 +77,8 @@ def imported(draw):
     }
 
 
-def board(seen, rows=(), days=None, since_ms=0, carried=(), former=None):
-    return Board("GPU-0", since_ms, list(carried), seen, rows, days or {}, former or {})
+def board(seen, rows=(), days=None, since_ms=0, carried=(), former=None, gone=()):
+    return Board("GPU-0", since_ms, list(carried), seen, rows, days or {}, former or {}, gone)
 
 
 def whole(seen, rows, days):
@@ -107,6 +107,7 @@ def bit_by_bit(seen, rows, days):
                 start_ms,
                 [mine[-1] for mine in before.values() if mine and mine[-1].reaches(start_ms)],
                 {number: [row.pool for row in mine] for number, mine in before.items()},
+                [mine[-1] for mine in before.values() if mine and not mine[-1].reaches(start_ms)],
             )
         )
         placed = {
@@ -182,3 +183,36 @@ def test_a_pool_with_imported_usage_is_claimed_in_vain():
         ("cloud", DAY_MS, None),
     ]
     assert [(one.kind, one.subject) for one in line.claims] == [("pool", "cloud")]
+
+
+def test_an_instance_that_comes_back_is_there_by_its_row():
+    """Half a board leaves the inventory for a day; from its next row on it is there again, though nobody sees it."""
+    half = Attributes("H100", "MIG-a", 500_000, "", 7)
+    rows = [
+        StatedRow(INSTANCES[0], 1, "bought", "", 0, DAY_MS),
+        StatedRow(INSTANCES[0], 1, "bought", "", 2 * DAY_MS, None),
+        StatedRow(INSTANCES[1], 1, "bought", "", 0, None),
+    ]
+    other = Attributes("H100", "MIG-b", 500_000, "", 8)
+    seen = [sighting(INSTANCES[0], HOUR, 2 * HOUR, attributes=half)]
+    seen += [sighting(INSTANCES[1], at * HOUR, (at + 1) * HOUR, attributes=other) for at in range(1, 72)]
+    placed = whole(seen, rows, {})
+    times = [(row.in_ms, row.out_ms, row.gpu_micro, row.pool) for row in placed[INSTANCES[0].accelerator_id]]
+    assert times == [(HOUR, DAY_MS, 500_000, "bought"), (2 * DAY_MS, None, 500_000, "bought")]
+    assert bit_by_bit(seen, rows, {}) == placed
+
+
+def test_an_instance_returns_only_where_it_fits():
+    """Another geometry took its place meanwhile: its row says where it is, and not that there is room."""
+    half, rest = Attributes("H100", "MIG-a", 500_000, "", 7), Attributes("H100", "MIG-b", 571_428, "", 8)
+    rows = [
+        StatedRow(INSTANCES[0], 1, "bought", "", 0, DAY_MS),
+        StatedRow(INSTANCES[0], 1, "bought", "", 2 * DAY_MS, None),
+        StatedRow(INSTANCES[1], 1, "bought", "", DAY_MS, None),
+    ]
+    seen = [
+        sighting(INSTANCES[0], HOUR, 2 * HOUR, attributes=half),
+        sighting(INSTANCES[1], 30 * HOUR, 31 * HOUR, attributes=rest),
+    ]
+    placed = whole(seen, rows, {})
+    assert [(row.in_ms, row.out_ms) for row in placed[INSTANCES[0].accelerator_id]] == [(HOUR, DAY_MS)]

@@ -90,6 +90,7 @@ def settle(
                 sightings=sightings.get(device, ()),
                 stated=stated.get(device, ()),
                 imported=imported,
+                gone=[rows[-1] for rows in before.values() if rows and not rows[-1].reaches(start_ms)],
                 former_pools={number: [row.pool for row in rows] for number, rows in before.items()},
                 is_cut=start_ms > wanted_ms,
             )
