@@ -66,6 +66,23 @@ class Exchange:
         return [Period(start, end) for start, end in pairwise(edges)]
 
 
+@dataclass(frozen=True, slots=True)
+class ExchangeByMonth:
+    """Rates by months, each with those that hold for it: of a closed month, as they were declared at its close."""
+
+    months: Sequence[tuple[Period, Exchange]]
+
+    def rate_at(self, currency: str, at_ms: int) -> ExchangeRate | None:
+        """The rate in force at an instant, None when there is none."""
+        exchanges = (exchange for month, exchange in self.months if month.start_ms <= at_ms < month.end_ms)
+        exchange = next(exchanges, None)
+        return None if exchange is None else exchange.rate_at(currency, at_ms)
+
+    def spans(self) -> list[Period]:
+        """The months, cut where a rate begins to hold."""
+        return [span for month, exchange in self.months for span in exchange.spans(month)]
+
+
 @dataclass(slots=True)
 class _Group:
     """What is converted at one rate (None: not converted), and so may be added."""
@@ -75,9 +92,11 @@ class _Group:
 
 
 def view(
-    parts: Iterable[tuple[Period, Sequence[ChargedLine], Allocations]], by: Sequence[str], exchange: Exchange
+    parts: Iterable[tuple[Period, Sequence[ChargedLine], Allocations]],
+    by: Sequence[str],
+    exchange: Exchange | ExchangeByMonth,
 ) -> Report:
-    """The report in another currency. `parts` are those of `Exchange.spans`, each with its lines and its allocations.
+    """The report in another currency. `parts` are those of `exchange.spans`, each with its lines and its allocations.
 
     Rows of one rate stand together with a total of their own; what has no rate keeps its currency.
     """
@@ -107,7 +126,10 @@ def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
 
 
 def _add_allocations(
-    groups: dict[ExchangeRate | None, _Group], allocations: Allocations, exchange: Exchange, at_ms: int
+    groups: dict[ExchangeRate | None, _Group],
+    allocations: Allocations,
+    exchange: Exchange | ExchangeByMonth,
+    at_ms: int,
 ) -> None:
     for (currency, keys), micro in allocations.shared.items():
         rate = None if currency is None else exchange.rate_at(currency, at_ms)

@@ -16,7 +16,7 @@ from gpuledger_collector.accounting.chargeback import (
     shown_keys,
     totals,
 )
-from gpuledger_collector.accounting.exchange import Exchange, view
+from gpuledger_collector.accounting.exchange import Exchange, ExchangeByMonth, view
 from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.locations import NOWHERE
@@ -132,24 +132,42 @@ def convert_chargeback(
 ) -> tuple[Report, list[str]]:
     """Report a period in another currency, with notes on what has no rate. Raises ValueError without any rate into it.
 
-    Each range of days is converted at the rate that is in force then.
+    Each range of days is converted at the rate that is in force then; of a closed month, as declared at its close.
     """
-    rates = commitments.exchange(connection)
-    known = sorted({rate.to_currency for rate in rates})
-    if currency not in known:
+    known = sorted({rate.to_currency for rate in commitments.exchange(connection)})
+    exchange, notes = _exchange(connection, period, currency)
+    if exchange is None:
         raise ValueError(
             f"there is no exchange rate into {currency!r}; there are [[exchange]] rates into "
             f"{', '.join(known) or 'none'} (gpuledger apply)"
         )
-    exchange = Exchange(rates, currency, zones.calendar(connection))
     parts = [
         (span, reports.charged_lines(connection, span, by, apart=True), allocate(connection, span, by, now_ms))
-        for span in exchange.spans(period)
+        for span in exchange.spans()
     ]
     converted = view(parts, by, exchange)
     kept = sorted({row.currency for row in converted.rows if row.currency not in {None, currency}} - {None})
-    notes = [f"no rate from {name} to {currency} holds on some of these days: they stay in {name}" for name in kept]
+    notes += [f"no rate from {name} to {currency} holds on some of these days: they stay in {name}" for name in kept]
     return converted, notes
+
+
+def _exchange(connection: Connection, period: Period, currency: str) -> tuple[ExchangeByMonth | None, list[str]]:
+    """The rates into a currency by month, None where there never was one; with notes on closed months at today's."""
+    calendar = zones.calendar(connection)
+    months: list[tuple[Period, Exchange]] = []
+    today: list[str] = []
+    has_rate = False
+    for name, at in periods.declarations_at(connection, calendar, period).items():
+        rates = [rate for rate in commitments.exchange(connection, at) if rate.to_currency == currency]
+        if not rates and at is not None:
+            rates = [rate for rate in commitments.exchange(connection) if rate.to_currency == currency]
+            today.append(name)
+        has_rate = has_rate or bool(rates)
+        month = period.clip(calendar.month(name))
+        assert month is not None
+        months.append((month, Exchange(rates, currency, calendar)))
+    notes = [f"{name} is at today's rate: none into {currency} was declared when it was closed" for name in today]
+    return (ExchangeByMonth(months), notes) if has_rate else (None, [])
 
 
 def no_price_note(period: Period) -> str:

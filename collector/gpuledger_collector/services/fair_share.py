@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.fair_share import STEP_MS, PoolShare, PoolStep, ShareUse, share_use
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.billing import declarations
+from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
@@ -26,7 +28,7 @@ def roll_up_period(database: Database, period: Period) -> None:
     if database.standby:
         return
     with database.connect() as connection:
-        if not declarations.pool_shares(connection):
+        if not shares_of(connection, period)[0]:
             return
         from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
 
@@ -36,9 +38,35 @@ def roll_up_period(database: Database, period: Period) -> None:
             series.roll_up_day(connection, zones.calendar(connection).day_of(day_ms))
 
 
+def shares_of(connection: Connection, period: Period) -> tuple[list[PoolShare], list[str]]:
+    """The shares on the days of a period, of a closed month as declared at its close.
+
+    Closed months that had none then have those of today, and are named.
+    """
+    calendar = zones.calendar(connection)
+    shares: list[PoolShare] = []
+    today: list[str] = []
+    for name, at in periods.declarations_at(connection, calendar, period).items():
+        declared = declarations.pool_shares(connection, at)
+        if not declared and at is not None:
+            declared = declarations.pool_shares(connection)
+            today += [name] if declared else []
+        month = calendar.month(name)
+        shares += _within(declared, calendar.date_of(month.start_ms), calendar.date_of(month.end_ms))
+    return shares, today
+
+
+def _within(shares: Sequence[PoolShare], from_on: dt.date, to_on: dt.date) -> Iterator[PoolShare]:
+    """Shares on days between two dates only."""
+    for share in shares:
+        first, end = max(share.from_on or from_on, from_on), min(share.to_on or to_on, to_on)
+        if first < end:
+            yield replace(share, from_on=first, to_on=end)
+
+
 def read_share_use(connection: Connection, period: Period) -> list[ShareUse]:
     """What each team held, lent and borrowed in pools of which somebody has a share; empty without any share."""
-    shares = declarations.pool_shares(connection)
+    shares, _ = shares_of(connection, period)
     if not shares:
         return []
     return share_use(_steps(connection, period, shares), shares, zones.calendar(connection))
@@ -46,13 +74,14 @@ def read_share_use(connection: Connection, period: Period) -> list[ShareUse]:
 
 def share_notes(connection: Connection, period: Period) -> list[str]:
     """Sentences on what the comparison leaves out."""
-    shares = declarations.pool_shares(connection)
+    shares, today = shares_of(connection, period)
     counted = queues.pools_with_capacity(connection, period)
     unknown = sorted({share.pool for share in shares if share.fraction is not None and share.pool not in counted})
     notes = [
         f"pool {pool} has no GPU in the inventory: a fraction of it is not known, so give its teams a number of gpus"
         for pool in unknown
     ]
+    notes += [f"{name} has shares as declared today: none was declared when it was closed" for name in today]
     if shares:
         from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
 

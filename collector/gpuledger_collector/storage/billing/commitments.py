@@ -103,11 +103,12 @@ def replace_choices(connection: Connection, wanted: Sequence[PurchaseChoice], no
     return changed(outcome, days_to_recompute=marked)
 
 
-def exchange(connection: Connection) -> list[ExchangeRate]:
-    """The exchange rates, by currencies and date; read for the view of a report only."""
+def exchange(connection: Connection, at: dt.datetime | None = None) -> list[ExchangeRate]:
+    """Read the exchange rates in force, now or at an instant, by currencies and date, for the view of a report."""
     rows = connection.execute(
-        f"SELECT {', '.join(_EXCHANGE)} FROM exchange_rate WHERE superseded_at IS NULL "
-        "ORDER BY from_currency, to_currency, effective_from_ms, id"
+        f"SELECT {', '.join(_EXCHANGE)} FROM exchange_rate WHERE {declarations.IN_FORCE} "
+        "ORDER BY from_currency, to_currency, effective_from_ms, id",
+        {"at": at},
     )
     return [ExchangeRate(*row) for row in rows]
 
@@ -115,4 +116,5 @@ def exchange(connection: Connection) -> list[ExchangeRate]:
 def replace_exchange(connection: Connection, rates: Sequence[ExchangeRate], now: dt.datetime) -> ImportOutcome:
     """The exchange rates become these. The ledger does not change by them: nothing is rated again."""
     rows = [{name: getattr(rate, name) for name in _EXCHANGE} for rate in rates]
-    return declarations.replace_rows(connection, "exchange_rate", _EXCHANGE, rows, now)
+    since = declarations.after_closes(connection, now)
+    return declarations.replace_rows(connection, "exchange_rate", _EXCHANGE, rows, since)
