@@ -155,7 +155,7 @@ def test_a_forecast_does_not_depend_on_its_neighbors():
     assert np.array_equal(together[2].values, forecast(series, 24)[2].values)
 
 
-@pytest.mark.parametrize("method", [*methods.OWN, "boosted"])
+@pytest.mark.parametrize("method", [*methods.OWN, pytest.param("boosted", marks=pytest.mark.slow)])
 def test_every_method_gives_ordered_quantiles(method):
     """Each method by its name gives finite quantiles in order; persistence is its own baseline."""
     made = forecast([hourly(steps(1))], 12, method=method)[0]
@@ -174,6 +174,7 @@ def test_boosted_trees_learn_a_daily_shape():
     assert made.skill > 0.5
 
 
+@pytest.mark.slow
 def test_boosted_trees_need_no_week_of_history():
     """In five days the value of a week ago is unknown at every instant; the other features remain."""
     values = 50 + 20 * np.sin(np.arange(24 * 5) * 2 * np.pi / 24)
