@@ -74,6 +74,9 @@ CHARGES = Identity(
     Depth.evidence,
 )
 RECORDED = Identity("recorded", "the check of the day, made again", "the recorded check", ("day",), (), Depth.evidence)
+CHECKED = Identity(
+    "checked", "the charges of the day", "the recorded check of the day", ("day",), ("gpu_ns",), Depth.tables
+)
 CAPACITY = Identity(
     "capacity",
     "capacity x rate, commitments and node costs",
@@ -100,6 +103,30 @@ ADJUSTMENTS = Identity(
 )
 DAYS = Identity("days", "the charges", "the ledger of days", ("day", *_LINE), MEASURES, Depth.tables)
 MONTHS = Identity("months", "the ledger of days", "the ledger of months", ("month", *_LINE), MEASURES, Depth.tables)
+DECLARED = Identity(
+    "declared",
+    "the audit log",
+    "the declared rows",
+    ("table", "row", "column"),
+    (),
+    Depth.declarations,
+)
+BOOKED = Identity(
+    "booked",
+    "the day on which a correction was found, or the last day of the month that was about to be closed",
+    "the day on which it is booked",
+    ("day", "booked"),
+    ("booked_day_ms",),
+    Depth.tables,
+)
+SEALED_TABLES = Identity(
+    "tables",
+    "what the close recorded in the audit log",
+    "the table",
+    ("table", "month"),
+    (),
+    Depth.sealed,
+)
 SEAL = Identity(
     "seal", "the lines that were sealed", "the charges and corrections", ("month",), ("lines",), Depth.sealed
 )
@@ -114,7 +141,10 @@ RECEIPT = Identity(
     ("micro",),
     Depth.sealed,
 )
-IDENTITIES = (HOURS, CHARGES, RECORDED, CAPACITY, IMPORTED, ADJUSTMENTS, DAYS, MONTHS, SEAL, RECEIPT, INVOICES)
+IDENTITIES = (
+    *(HOURS, CHARGES, RECORDED, DECLARED, CHECKED, CAPACITY, IMPORTED, ADJUSTMENTS, DAYS, BOOKED, MONTHS),
+    *(SEAL, RECEIPT, INVOICES, SEALED_TABLES),
+)
 """All of them, in the order of the way from evidence to an invoice."""
 
 

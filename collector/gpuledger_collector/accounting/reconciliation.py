@@ -76,6 +76,8 @@ class Reconciliation:
     """The identities that were asked."""
     claims: Sequence[RefusedClaim] = ()
     """Claims of the period that were refused and that nobody has decided."""
+    uncovered: Mapping[str, int] = field(default_factory=dict)
+    """Declared rows, by table, that are older than the audit log, or of which it does not have all."""
 
     @property
     def equation(self) -> str:

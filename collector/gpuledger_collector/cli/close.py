@@ -38,6 +38,7 @@ COLUMNS = (
     Column("seal"),
     Column("intact"),
     Column("wrong"),
+    Column("not_covered"),
 )
 
 
@@ -125,6 +126,8 @@ def periods(
         say(f"         seal {row['seal']}{_verdict(checked.get(str(row['period'])))}")
         for sentence in checked[str(row["period"])].failures if row["period"] in checked else ():
             say(f"         {sentence}")
+        for sentence in _uncovered(checked.get(str(row["period"]))):
+            say(f"         {sentence}")
     if not all(result.holds for result in checked.values()):
         raise typer.Exit(FINDINGS)
 
@@ -159,7 +162,18 @@ def _checked(result: Verification | None) -> dict[str, object]:
     if result is None:
         return {}
     seal = () if result.sealed else ("the lines are NOT those that were sealed.",)
-    return {"intact": result.holds, "wrong": " ".join((*seal, *result.failures))}
+    return {
+        "intact": result.holds,
+        "wrong": " ".join((*seal, *result.failures)),
+        "not_covered": ", ".join(result.uncovered),
+    }
+
+
+def _uncovered(result: Verification | None) -> list[str]:
+    """A sentence where the close of a month, by an earlier version, recorded less than closes do now."""
+    if result is None or not result.uncovered:
+        return []
+    return [f"closed by an earlier version, whose record does not cover: {', '.join(result.uncovered)}"]
 
 
 def _verdict(result: Verification | None) -> str:

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 
-from gpuledger_collector.accounting.identities import IDENTITIES, IMPORTED, Mismatch
+from gpuledger_collector.accounting.identities import DECLARED, IDENTITIES, IMPORTED, SEALED_TABLES, Mismatch
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
@@ -90,6 +90,7 @@ def as_json(sheet: Reconciliation) -> str:
             }
             for mismatch in sheet.mismatches
         ],
+        "uncovered_rows": dict(sorted(sheet.uncovered.items())),
     }
     return json.dumps(content, indent=2) + "\n"
 
@@ -174,6 +175,9 @@ def doubts(sheet: Reconciliation) -> list[str]:
     said += [f"Beside it, adjustment {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.adjusted.items())]
     if sheet.unpriced_ns:
         said.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
+    if sheet.uncovered:
+        rows = ", ".join(f"{count} of {table}" for table, count in sorted(sheet.uncovered.items()))
+        said.append(f"The audit log is younger than some declared rows, which it does not cover: {rows}.")
     return said
 
 
@@ -206,7 +210,14 @@ def places(mismatches: Sequence[Mismatch]) -> list[str]:
 
 
 def _place(mismatch: Mismatch) -> str:
-    """One amount that two sides of the ledger state differently."""
+    """One amount that two sides of the ledger state differently, or what was changed without an entry."""
+    if mismatch.identity is DECLARED:
+        table, row, column = mismatch.place.values()
+        what = f"was {column}" if column in ("added", "removed") else f"{column} was changed"
+        return f"The {table} {row!r}: {what} without an entry in the audit log."
+    if mismatch.identity is SEALED_TABLES:
+        table, month = mismatch.place.values()
+        return f"The rows of {month} in {table} are NOT those that its close recorded in the audit log."
     where = ", ".join(value for value in mismatch.place.values() if value)
     expected, stored = ("no line" if value is None else value for value in (mismatch.expected, mismatch.stored))
     identity = mismatch.identity

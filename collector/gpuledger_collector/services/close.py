@@ -14,14 +14,15 @@ from gpuledger_collector.accounting.closing import (
     receipt_amounts,
     receipt_direct,
 )
-from gpuledger_collector.accounting.identities import INVOICES, RECEIPT, differences
+from gpuledger_collector.accounting.identities import INVOICES, RECEIPT, SEALED_TABLES, Mismatch, differences
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export import proof
 from gpuledger_collector.services.chargeback import standing_notices
-from gpuledger_collector.services.reconciliation import reconcile
-from gpuledger_collector.storage.billing import allocation, periods
+from gpuledger_collector.services.reconciliation import reconcile, undeclared
+from gpuledger_collector.storage.access import audited
+from gpuledger_collector.storage.billing import allocation, periods, sealed_tables
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
 from gpuledger_collector.storage.ledger import identities, rated_days, reports, zones
 from gpuledger_collector.storage.locks import Connection
@@ -107,6 +108,8 @@ class Verification:
     """Whether the lines are those that were sealed."""
     failures: Sequence[str] = ()
     """What else does not agree with the sealed lines, in sentences."""
+    uncovered: Sequence[str] = ()
+    """Tables that reports of the month read, and of which its close, by an earlier version, kept no hash."""
 
     @property
     def holds(self) -> bool:
@@ -119,10 +122,18 @@ def verify(connection: Connection, closed: ClosedPeriod) -> Verification:
     lines = list(reports.charges(connection, closed.period))
     # The order of the lines is part of the seal, so `reports.charges` must return the same order as at the close.
     sealed = len(lines) == closed.lines and seal_of(lines) == closed.seal
-    tables = reconcile(connection, closed.period, anew=False)
+    sums = reconcile(connection, closed.period, anew=False)
     content = periods.receipt(connection, closed.name) or {}
+    tables = sealed_tables.compare(connection, closed)
     mismatches = [
         *differences(RECEIPT, billed_directly(lines, str(content.get("level", "team"))), receipt_direct(content)),
         *differences(INVOICES, receipt_amounts(content), identities.invoiced(connection, closed.period)),
+        *(_changed(table, closed) for table in tables.changed),
+        *undeclared(audited.compare(connection)),
     ]
-    return Verification(sealed, [*proof.failures(tables), *proof.places(mismatches)])
+    return Verification(sealed, [*proof.failures(sums), *proof.places(mismatches)], tables.uncovered)
+
+
+def _changed(table: str, closed: ClosedPeriod) -> Mismatch:
+    place = {"table": table, "month": closed.name}
+    return Mismatch(identity=SEALED_TABLES, place=place, measure="", expected=None, stored=None)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gpuledger_collector.accounting.adjustments import KINDS as ADJUSTMENT_KINDS
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.identities import (
     ADJUSTMENTS,
     CAPACITY,
+    CHECKED,
+    DECLARED,
     IDENTITIES,
     IMPORTED,
     Depth,
@@ -40,8 +43,10 @@ from gpuledger_collector.services.commitment_coverage import (
 from gpuledger_collector.services.evidence_proof import unlike_evidence
 from gpuledger_collector.services.placements import placements_of, with_stranded
 from gpuledger_collector.services.rating import adjusting_on, imported_without_seen
+from gpuledger_collector.storage.access import audited
 from gpuledger_collector.storage.billing import adjustments, commitments, node_costs
-from gpuledger_collector.storage.ledger import claims, identities, inventory, months, reports, zones
+from gpuledger_collector.storage.ledger import charge_sums, claims, identities, inventory, months, reports, zones
+from gpuledger_collector.storage.ledger.charge_sums import ChargeSums, ImportedPlace
 from gpuledger_collector.storage.ledger.identities import path_text
 from gpuledger_collector.storage.locks import Connection
 
@@ -49,64 +54,94 @@ from gpuledger_collector.storage.locks import Connection
 def reconcile(connection: Connection, period: Period, *, anew: bool = True, evidence: bool = False) -> Reconciliation:
     """Check the rated days of a period; call `refresh` before it.
 
-    `anew` also computes what follows from declarations again: capacity x rate, imported usage, adjustments. Without it
-    derived tables are compared with each other and with what was recorded at rating, which takes a few statements
-    whatever the size of the fleet. `evidence` folds and rates each day again as well, which takes as long as rating.
+    `anew` also computes what follows from declarations again: capacity x rate, imported usage, adjustments. It also
+    compares the declarations with the audit log. Without it derived tables are compared with each other and with what
+    was recorded at rating, which takes a few statements whatever the size of the fleet. `evidence` folds and rates each
+    day again as well, which takes as long as rating.
     """
     calendar = zones.calendar(connection)
     again_of = _Again(connection, period) if anew else _Recorded()
-    charged: dict[int, list[ChargedState]] = defaultdict(list)
-    for state in reports.charged_states(connection, period):
-        charged[state.day_ms].append(state)
-    parts, capacity, imported, unused = {name: Sums() for name in PARTS}, Sums(), Sums(), Sums()
-    unpriced_ns = 0
-    days = []
+    charged = charge_sums.read(connection, period, calendar)
+    sums = _CapacitySums()
     # The checks decide which days are looked at and up to when: an unfinished day is compared up to where it was rated.
-    for proof in reports.conservation_checks(connection, period):
-        again = again_of.capacity(proof)
-        capacity.add(again.gpu_ns, again.cost)
-        rows = [row for row in charged.get(proof.day_ms, []) if row.state not in ADJUSTMENT_KINDS]
-        for row in rows:
-            name = "owners" if row.state == HELD else row.state
-            cost = {row.currency: row.cost_micro or 0} if row.currency is not None else {}
-            # Imported counts and unused commitments have no capacity; they are shown, but are no part of the equation.
-            place = imported if row.imported else unused if row.state == COMMITMENT_UNUSED else parts.get(name, Sums())
-            place.add(row.gpu_ns, cost)
-            unpriced_ns += row.gpu_ns if row.currency is None else 0
-        # Capacity outside every MIG slice is known to be there, so it counts as observed.
-        observed_ns = proof.capacity_ns - proof.unobserved_ns
-        holds = _holds(proof, again, rows)
-        days.append(
-            DayCheck(
-                day_ms=proof.day_ms,
-                until_ms=proof.until_ms,
-                capacity_ns=proof.capacity_ns,
-                observed_ns=observed_ns,
-                holds=holds,
-            )
-        )
-    adjusted, misadjusted = _adjustments(connection, period, [day.day_ms for day in days] if anew else [])
+    days = [
+        sums.add_day(check, again_of.capacity(check), charged.states.get(check.day_ms, ()))
+        for check in reports.conservation_checks(connection, period)
+    ]
+    declared = audited.compare(connection) if anew else audited.Comparison()
     return Reconciliation(
         period=period,
-        parts=parts,
-        capacity=capacity,
-        imported=imported,
-        unpriced_ns=unpriced_ns,
+        parts=sums.parts,
+        capacity=sums.capacity,
+        imported=sums.imported,
+        unpriced_ns=sums.unpriced_ns,
         days=days,
-        unused=unused,
+        unused=sums.unused,
         calendar=calendar,
         untrue_months=months.inconsistent(connection, period),
-        adjusted=adjusted,
-        nodes=reports.node_costs(connection, period),
+        adjusted=_adjusted_by_name(charged),
+        nodes=charged.nodes,
         mismatches=[
             *(unlike_evidence(connection, period) if evidence else ()),
-            *again_of.imports(),
-            *misadjusted,
-            *identities.unlike_days(connection, period, calendar),
+            *undeclared(declared),
+            *again_of.imports(charged.imported),
+            *(_misadjusted(connection, charged, calendar, days) if anew else ()),
+            *_unlike_tables(connection, charged, calendar, days),
         ],
         compared=_compared(anew=anew, evidence=evidence),
         claims=claims.undecided(connection, period),
+        uncovered=declared.uncovered,
     )
+
+
+@dataclass
+class _CapacitySums:
+    """Where the capacity of days went: what was charged for it by state, and what it is worth."""
+
+    parts: dict[str, Sums] = field(default_factory=lambda: {name: Sums() for name in PARTS})
+    capacity: Sums = field(default_factory=Sums)
+    imported: Sums = field(default_factory=Sums)
+    unused: Sums = field(default_factory=Sums)
+    unpriced_ns: int = 0
+
+    def add_day(self, check: ConservationCheck, again: Sums, states: Sequence[ChargedState]) -> DayCheck:
+        """Add a rated day, and compare its three sums."""
+        self.capacity.add(again.gpu_ns, again.cost)
+        rows = [row for row in states if row.state not in ADJUSTMENT_KINDS]
+        for row in rows:
+            cost = {row.currency: row.cost_micro or 0} if row.currency is not None else {}
+            self._place_of(row).add(row.gpu_ns, cost)
+            self.unpriced_ns += row.gpu_ns if row.currency is None else 0
+        return DayCheck(
+            day_ms=check.day_ms,
+            until_ms=check.until_ms,
+            capacity_ns=check.capacity_ns,
+            # Capacity outside every MIG slice is known to be there, so it counts as observed.
+            observed_ns=check.capacity_ns - check.unobserved_ns,
+            holds=_holds(check, again, rows),
+        )
+
+    def _place_of(self, row: ChargedState) -> Sums:
+        """Imported counts and unused commitments have no capacity; they are shown, but are no part of the equation."""
+        if row.imported:
+            return self.imported
+        if row.state == COMMITMENT_UNUSED:
+            return self.unused
+        return self.parts.get("owners" if row.state == HELD else row.state, Sums())
+
+
+def undeclared(declared: audited.Comparison) -> list[Mismatch]:
+    """Where declared rows are not as the audit log has them."""
+    return [
+        Mismatch(
+            identity=DECLARED,
+            place={"table": deviation.table, "row": deviation.row, "column": deviation.what},
+            measure="",
+            expected=None,
+            stored=None,
+        )
+        for deviation in declared.deviations
+    ]
 
 
 def _compared(*, anew: bool, evidence: bool) -> list[Identity]:
@@ -124,24 +159,45 @@ class _Recorded:
         sums.add(proof.capacity_ns, proof.capacity_cost)
         return sums
 
-    def imports(self) -> list[Mismatch]:
+    def imports(self, _charged: Mapping[ImportedPlace, int]) -> list[Mismatch]:
         """What imported usage costs is not recorded at rating, so nothing is compared."""
         return []
 
 
-def _adjustments(
-    connection: Connection, period: Period, days_ms: Sequence[int]
-) -> tuple[dict[str, dict[str, int]], list[Mismatch]]:
-    """What adjustments charge in a period, and where on these days that does not follow from what was held."""
-    charged = reports.adjusted_costs(connection, period)
+def _unlike_tables(
+    connection: Connection, charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]
+) -> list[Mismatch]:
+    """Where derived tables differ from each other."""
+    misbooked = identities.misbooked(connection, charged.period, calendar)
+    return [*_unchecked(charged, calendar, days), *charged.unlike_days, *misbooked]
+
+
+def _unchecked(charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]) -> list[Mismatch]:
+    """Days that have charges and no check: nothing of them would be compared."""
+    expected = {
+        (calendar.date_of(day_ms).isoformat(),): (sum(state.gpu_ns for state in states),)
+        for day_ms, states in charged.states.items()
+        if day_ms not in {day.day_ms for day in days}
+    }
+    return differences(CHECKED, expected, {})
+
+
+def _adjusted_by_name(charged: ChargeSums) -> dict[str, dict[str, int]]:
+    """What adjustments charge, by name and currency."""
     sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for (_, name, *_, currency), micro in charged.items():
+    for (_, name, *_, currency), micro in charged.adjusted.items():
         sums[name][currency] += micro
-    calendar = zones.calendar(connection)
+    return sums
+
+
+def _misadjusted(
+    connection: Connection, charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]
+) -> list[Mismatch]:
+    """Where on these days the charges of adjustments do not follow from what was held."""
     expected: dict[tuple[str, ...], int] = defaultdict(int)
     # Nothing is read of days without adjustments: what was held of a large fleet is many lines.
-    compared = days_ms if charged or adjustments.current(connection) else ()
-    for day_ms in compared:
+    compared = {day.day_ms for day in days} if charged.adjusted or adjustments.current(connection) else set()
+    for day_ms in sorted(compared):
         day = calendar.day_of(day_ms)
         adjusting = adjusting_on(connection, day)
         if adjusting.policies or adjusting.entries:
@@ -149,10 +205,15 @@ def _adjustments(
                 assert charge.adjustment is not None
                 place = charge.adjustment.name, charge.owner or OwnerPath(), charge.pool, charge.gpu_model
                 expected[_adjusted_place(calendar, day_ms, *place, charge.currency or "")] += charge.cost_micro or 0
-    stored = {
-        _adjusted_place(calendar, *place): (micro,) for place, micro in charged.items() if place[0] in set(compared)
-    }
-    return sums, differences(ADJUSTMENTS, {place: (micro,) for place, micro in expected.items()}, stored)
+    return differences(
+        ADJUSTMENTS,
+        {place: (micro,) for place, micro in expected.items()},
+        {
+            _adjusted_place(calendar, *place): (micro,)
+            for place, micro in charged.adjusted.items()
+            if place[0] in compared
+        },
+    )
 
 
 def _adjusted_place(
@@ -213,9 +274,9 @@ class _Again:
         day_on = self._calendar.date_of(day.start_ms)
         return [cost for cost in self._node_costs if cost.holds_on(day_on)]
 
-    def imports(self) -> list[Mismatch]:
+    def imports(self, charged: Mapping[ImportedPlace, int]) -> list[Mismatch]:
         """Where the hours of imported usage and of its charges differ, on the days that were looked at."""
-        return self._imports.mismatches()
+        return self._imports.mismatches(charged)
 
     def _imported(self, day: Period, until_ms: int) -> list[ImportedUsage]:
         """Imported usage that commitments may cover; not read where there are no commitments."""
@@ -250,7 +311,7 @@ class _Imports:
                     usage.gpu_micro, part.ms
                 )
 
-    def mismatches(self) -> list[Mismatch]:
+    def mismatches(self, charged: Mapping[ImportedPlace, int]) -> list[Mismatch]:
         """Where the two sums differ."""
         if not self._days:
             return []
@@ -258,14 +319,13 @@ class _Imports:
         for (day_ms, *place), ns in rows.items():
             if place[0] not in self._days[day_ms][1]:
                 self._expected[self._place(day_ms, *place)] += ns
-        charged = identities.imported_charges(self._connection, list(self._days))
         # Which counts give way to accelerators that were seen is told by evidence that retention may have removed.
         expired = identities.expired_days(self._connection, [part for part, _ in self._days.values()])
         uncompared = {self._place(day_ms, pool) for day_ms in expired for pool in self._days[day_ms][1]}
         found = differences(
             IMPORTED,
             {place: (ns,) for place, ns in self._expected.items()},
-            {self._place(*place): (ns,) for place, ns in charged.items()},
+            {self._place(*place): (ns,) for place, ns in charged.items() if place[0] in self._days},
         )
         return [each for each in found if (each.place["day"], each.place["pool"]) not in uncompared]
 

@@ -213,7 +213,9 @@ def test_usage_without_a_price_is_closed_on_purpose_only(furnished, run, fleet):
     """A GPU that no rate covers keeps the month open until somebody says that this is meant."""
     run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01", "--pool", "other")
     fleet.accelerator(9, model="B300")
-    fleet.connection.execute("UPDATE price SET gpu_model = 'H100' WHERE pool = ''")
+    rate = ("--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
+    run("prices", "set", *rate, "--to", "2025-01-02")
+    run("prices", "set", *rate, "--model", "H100")
     fleet.capacity(9, 0, DAY)
     code, _, said = run("close", "--period", "2025-10")
     assert code == 1

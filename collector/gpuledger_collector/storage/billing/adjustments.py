@@ -24,7 +24,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.access import audit, audited
 from gpuledger_collector.storage.billing import declarations
 from gpuledger_collector.storage.billing.prices import mark_dated
 from gpuledger_collector.storage.ledger import zones
@@ -151,9 +151,10 @@ def book(
     if any(adjustment.name == entry.name for adjustment in current(connection)):
         raise EntryRefused(f"an adjustment is called {entry.name!r} already: give this one another name")
     assert entry.from_on is not None
+    shares = [_share_cells(share) for share in entry.shares]
     cells = {
         **_cells(entry),
-        "shares": json.dumps([_share_cells(share) for share in entry.shares]) if entry.shares else None,
+        "shares": json.dumps(shares) if shares else None,
         "evidence": None if evidence is None else json.dumps(dict(evidence), sort_keys=True),
         "reverses": entry.reverses,
         "recorded_at": now,
@@ -165,6 +166,8 @@ def book(
     assert row is not None
     facts: dict[str, object] = {name: value for name, value in _plain(entry).items() if value not in (None, "", {})}
     facts |= {"shares": len(entry.shares)} if entry.shares else {}
+    digest = audited.booked_digest(shares, None if evidence is None else dict(evidence), entry.reverses)
+    facts |= {"sha256": digest} if digest is not None else {}
     audit.record(connection, [audit.Change("adjustment", entry.name, None, facts)], int(now.timestamp() * 1000))
     start_ms = zones.calendar(connection).start_of(entry.from_on)
     connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (start_ms,))

@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 from gpuledger_collector.accounting.closing import ClosedPeriod, Invoice
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.billing import sealed_tables
 from gpuledger_collector.storage.locks import Connection
 
 
@@ -76,8 +77,6 @@ def close(
             json.dumps(content),
         ),
     )
-    facts = {"closed_by": done.closed_by, "level": level, "lines": done.lines, "seal": done.seal}
-    audit.record(connection, [audit.Change("close", done.name, None, facts)], done.closed_ms)
     with connection.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO invoice (period_start_ms, currency, owner, micro, minor) VALUES (%s, %s, %s, %s, %s)",
@@ -95,3 +94,11 @@ def close(
         """,
         {"start": done.period.start_ms, "end": done.period.end_ms},
     )
+    facts = {
+        "closed_by": done.closed_by,
+        "level": level,
+        "lines": done.lines,
+        "seal": done.seal,
+        "tables": sealed_tables.digests(connection, done.period),
+    }
+    audit.record(connection, [audit.Change("close", done.name, None, facts)], done.closed_ms)

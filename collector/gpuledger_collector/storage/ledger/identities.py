@@ -2,91 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from gpuledger_collector.accounting.identities import DAYS, Mismatch
-from gpuledger_collector.accounting.measures import COMPARED, MEASURES
+from gpuledger_collector.accounting.identities import BOOKED, Mismatch
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.storage.database import SORT_MEMORY
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 MOST = 50
-"""Lines of each side that are named: one write may change a whole month."""
-_KEYS = "day_ms, owner_id, state, pool, gpu_model, currency"
-_KEY_COUNT = len(_KEYS.split(", "))
-_LIST_COST = "coalesce(list_cost_micro, contracted_cost_micro)"
-
-
-def _amount(name: str) -> str:
-    """A measure of a line as reports read it."""
-    return _LIST_COST if name == "list_cost_micro" else name
-
-
-def _sum(name: str) -> str:
-    """The sum of a measure over charges, as rating adds up the lines of a day."""
-    if name not in COMPARED:
-        return f"sum({name})"
-    # A covered part without a contracted cost makes the whole line incomparable.
-    unknown = "bool_or(commitment_id IS NOT NULL AND contracted_cost_micro IS NULL)"
-    return f"CASE WHEN {unknown} THEN NULL ELSE sum({_amount(name)}) END"
-
-
-_DAYS = f"""
-WITH charged AS MATERIALIZED (
-    SELECT {_KEYS}, {", ".join(_sum(name) for name in MEASURES)} FROM charge
-    WHERE day_ms >= %(start)s AND day_ms < %(end)s GROUP BY {_KEYS}
-), stored AS MATERIALIZED (
-    SELECT {_KEYS}, {", ".join(map(_amount, MEASURES))} FROM ledger_day
-    WHERE day_ms >= %(start)s AND day_ms < %(end)s
-), odd ({_KEYS}, {", ".join(MEASURES)}, is_stored) AS (
-    SELECT *, false FROM (TABLE charged EXCEPT ALL TABLE stored) AS missing
-    UNION ALL SELECT *, true FROM (TABLE stored EXCEPT ALL TABLE charged) AS added
-)
-SELECT odd.*, {", ".join(LEVEL_COLUMNS[level] for level in LEVELS)}
-FROM odd LEFT JOIN owner o ON o.id = odd.owner_id
-ORDER BY {", ".join(f"odd.{key}" for key in _KEYS.split(", "))}, is_stored LIMIT {2 * MOST}
-"""
-
-
-def unlike_days(connection: Connection, period: Period, calendar: Calendar) -> list[Mismatch]:
-    """Where the ledger of a period's days is not the sum of its charges; at most MOST places."""
-    # For the rest of the transaction: with the default the server sorts a month of charges on disk, twice as slowly.
-    connection.execute("SELECT set_config('work_mem', %s, true)", (SORT_MEMORY,))
-    lines: dict[tuple[Any, ...], dict[bool, Sequence[Any]]] = defaultdict(dict)
-    names: dict[tuple[Any, ...], str] = {}
-    for row in connection.execute(_DAYS, {"start": period.start_ms, "end": period.end_ms}):
-        key, amounts = row[:_KEY_COUNT], row[_KEY_COUNT : _KEY_COUNT + len(MEASURES)]
-        is_stored, levels = row[_KEY_COUNT + len(MEASURES)], row[_KEY_COUNT + len(MEASURES) + 1 :]
-        lines[key][is_stored] = amounts
-        names[key] = "" if key[1] is None else path_text(OwnerPath(*levels))
-    nothing = (None,) * len(MEASURES)
-    return [
-        Mismatch(
-            identity=DAYS,
-            place=dict(
-                zip(DAYS.keys, (calendar.date_of(key[0]).isoformat(), names[key], *map(_text, key[2:])), strict=True)
-            ),
-            measure=name,
-            expected=None if expected is None else int(expected),
-            stored=None if stored is None else int(stored),
-        )
-        for key, sides in list(lines.items())[:MOST]
-        for name, expected, stored in zip(MEASURES, sides.get(False, nothing), sides.get(True, nothing), strict=True)
-        if expected != stored
-    ]
+"""Hours of each side that are named."""
 
 
 def path_text(owner: OwnerPath) -> str:
     """An owner as a place of a mismatch: the levels that it has."""
     return "/".join(f"{level}={name}" for level in LEVELS if (name := owner.level(level)))
-
-
-def _text(value: str | None) -> str:
-    return value or ""
 
 
 Place = tuple[int, str, str, str]
@@ -102,18 +32,6 @@ def imported_hours(connection: Connection, days: Sequence[Period]) -> dict[Place
         "FROM unnest(%s::bigint[], %s::bigint[]) AS d (day_ms, end_ms) JOIN imported_usage u "
         "ON u.start_ms < d.end_ms AND coalesce(u.end_ms, d.end_ms) > d.day_ms GROUP BY 1, 2, 3, 4",
         ([day.start_ms for day in days], [day.end_ms for day in days]),
-    )
-    return {row[:4]: row[4] for row in rows}
-
-
-def imported_charges(connection: Connection, days_ms: Sequence[int]) -> dict[Place, int]:
-    """Add up the charges of imported usage on days, with all corrections: GPU-nanoseconds by the same."""
-    columns = "day_ms, pool, gpu_model, node, gpu_ns"
-    where = "day_ms = ANY(%(days)s) AND accelerator_id IS NULL AND state = 'held'"
-    rows = connection.execute(
-        f"SELECT day_ms, pool, gpu_model, node, sum(gpu_ns)::bigint FROM (SELECT {columns} FROM charge WHERE {where} "
-        f"UNION ALL SELECT {columns} FROM correction WHERE {where}) l GROUP BY 1, 2, 3, 4",
-        {"days": list(days_ms)},
     )
     return {row[:4]: row[4] for row in rows}
 
@@ -184,3 +102,35 @@ def invoiced(connection: Connection, period: Period) -> dict[tuple[str, str], tu
         "SELECT owner, currency, micro, minor FROM invoice WHERE period_start_ms = %s", (period.start_ms,)
     )
     return {row[:2]: row[2:] for row in rows}
+
+
+def misbooked(connection: Connection, period: Period, calendar: Calendar) -> list[Mismatch]:
+    """Where corrections of a period's days, or booked on them, are not booked on a day that rating would choose."""
+    rows = connection.execute(
+        "SELECT DISTINCT day_ms, booked_day_ms, recorded_ms FROM correction WHERE (day_ms >= %(start)s "
+        "AND day_ms < %(end)s) OR (booked_day_ms >= %(start)s AND booked_day_ms < %(end)s) ORDER BY 1, 2, 3",
+        _bounds(period),
+    ).fetchall()
+    closed = {end_ms for (end_ms,) in connection.execute("SELECT end_ms FROM billing_period")} if rows else set()
+    return [
+        Mismatch(
+            identity=BOOKED,
+            place=dict(zip(BOOKED.keys, (str(calendar.date_of(at_ms)) for at_ms in (day_ms, booked_ms)), strict=True)),
+            measure="booked_day_ms",
+            expected=calendar.day_of(recorded_ms).start_ms,
+            stored=booked_ms,
+        )
+        for day_ms, booked_ms, recorded_ms in rows
+        if not _is_booking_day(booked_ms, recorded_ms, calendar, closed)
+    ]
+
+
+def _is_booking_day(booked_ms: int, recorded_ms: int, calendar: Calendar, closed_ms: set[int]) -> bool:
+    """Whether a correction that was found at an instant may be booked on a day."""
+    day = calendar.day_of(booked_ms)
+    if day.start_ms != booked_ms:
+        return False
+    # Another zone moves a booked day to the one that contains its instant, a day earlier or later at most.
+    is_its_day = abs((calendar.date_of(recorded_ms) - calendar.date_of(booked_ms)).days) <= 1
+    is_end_of_month = calendar.date_of(day.end_ms).day == 1 and day.end_ms <= recorded_ms
+    return is_its_day or is_end_of_month or booked_ms in closed_ms

@@ -21,7 +21,6 @@ from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.accounting.reconciliation import ChargedState
 from gpuledger_collector.storage.billing import adjustments, commitments, prices
 from gpuledger_collector.storage.billing import node_costs as stored_node_costs
 from gpuledger_collector.storage.billing.locations import COMMITMENT_REGION, CORRECTED_DAY, lines_by_region
@@ -151,39 +150,6 @@ def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
         (period.start_ms, period.end_ms),
     )
     return {Place(OwnerPath(*row[:-5]), *row[-5:-2]): HeldCost(*row[-2:]) for row in rows if row[-2] or row[-1]}
-
-
-def adjusted_costs(connection: Connection, period: Period) -> dict[tuple[int, str, OwnerPath, str, str, str], int]:
-    """Add up the charges of adjustments of a period's days, with all corrections: by day, name and place."""
-    columns = "day_ms, adjustment_id, owner_id, pool, gpu_model, currency, cost_micro"
-    levels = ", ".join(f"coalesce({column}, '')" for column in LEVEL_COLUMNS.values())
-    rows = connection.execute(
-        f"SELECT l.day_ms, a.name, {levels}, l.pool, l.gpu_model, coalesce(l.currency, ''), sum(l.cost_micro)::bigint "
-        f"FROM (SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) l "
-        "JOIN adjustment a ON a.id = l.adjustment_id LEFT JOIN owner o ON o.id = l.owner_id "
-        "WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11",
-        (period.start_ms, period.end_ms),
-    )
-    return {
-        (int(day_ms), name, OwnerPath(*place[:-3]), *place[-3:]): int(micro)
-        for day_ms, name, *place, micro in rows
-        if micro
-    }
-
-
-def node_costs(connection: Connection, period: Period) -> dict[str, dict[str, int]]:
-    """Add up what the nodes of a period's days cost, with all corrections: by name and currency."""
-    columns = "day_ms, node_cost_id, currency, cost_micro"
-    rows = connection.execute(
-        f"SELECT n.name, l.currency, sum(l.cost_micro)::bigint FROM (SELECT {columns} FROM charge UNION ALL "
-        f"SELECT {columns} FROM correction) l JOIN node_cost n ON n.id = l.node_cost_id "
-        "WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY 1, 2 ORDER BY 1, 2",
-        (period.start_ms, period.end_ms),
-    )
-    sums: dict[str, dict[str, int]] = {}
-    for name, currency, micro in rows:
-        sums.setdefault(name, {})[currency] = int(micro)
-    return sums
 
 
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
@@ -345,27 +311,6 @@ def conservation_checks(connection: Connection, period: Period) -> list[Conserva
 def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
     """List rated days (their start) and when they were last rated, without corrections of closed days."""
     return connection.execute("SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms").fetchall()
-
-
-def charged_states(connection: Connection, period: Period) -> list[ChargedState]:
-    """Sum the charges of the period's days with all corrections, by day, state and currency.
-
-    What owners pay for nodes stands with what they held.
-    """
-    columns = (
-        "day_ms, CASE state WHEN 'node_cost' THEN 'held' ELSE state END AS state, accelerator_id IS NULL "
-        "AND state <> 'commitment_unused' AND node_cost_id IS NULL AS imported, currency, gpu_ns, cost_micro"
-    )
-    rows = connection.execute(
-        f"SELECT day_ms, state, imported, currency, sum(gpu_ns), sum(cost_micro) FROM (SELECT {columns} FROM charge "
-        f"UNION ALL SELECT {columns} FROM correction) AS c "
-        "WHERE day_ms >= %s AND day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
-        (period.start_ms, period.end_ms),
-    )
-    return [
-        ChargedState(*key, gpu_ns=int(gpu_ns), cost_micro=None if cost is None else int(cost))
-        for *key, gpu_ns, cost in rows
-    ]
 
 
 def held_by(connection: Connection, period: Period) -> list[HeldUsage]:

@@ -1,0 +1,167 @@
+"""All that a reconciliation needs of the charges of a period, in one scan of them.
+
+A month of a large fleet has a million charges: they are grouped once, by the keys of the finest comparison, and each
+comparison adds up the groups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuledger_collector.accounting.identities import DAYS, Mismatch
+from gpuledger_collector.accounting.measures import COMPARED, MEASURES
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
+from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.reconciliation import ChargedState
+from gpuledger_collector.storage.database import SORT_MEMORY
+from gpuledger_collector.storage.ledger.identities import path_text
+from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.locks import Connection
+
+MOST = 50
+"""Lines of each side that are named: one write may change a whole month."""
+_KEYS = "day_ms, owner_id, state, pool, gpu_model, currency"
+_LINE_KEYS = ("owner_id", "state", "pool", "gpu_model", "currency")
+_LIST_COST = "coalesce(list_cost_micro, contracted_cost_micro)"
+_LEVELS = ", ".join(f"coalesce({LEVEL_COLUMNS[level]}, '')" for level in LEVELS)
+
+
+def _amount(name: str) -> str:
+    """A measure of a line as reports read it."""
+    return _LIST_COST if name == "list_cost_micro" else name
+
+
+def _day_sum(name: str) -> str:
+    """The sum of a measure over the groups of a line, as rating adds up the lines of a day."""
+    # A covered part without a contracted cost makes the whole line incomparable.
+    return f"CASE WHEN bool_or(incomparable) THEN NULL ELSE sum({name}) END" if name in COMPARED else f"sum({name})"
+
+
+# `counted`: usage imported as counts, which has no accelerator; of it the node is told apart.
+_COLUMNS = (
+    f"{_KEYS}, adjustment_id, node_cost_id, accelerator_id IS NULL AND state <> 'commitment_unused' "
+    "AND node_cost_id IS NULL AS counted, CASE WHEN accelerator_id IS NULL AND state = 'held' THEN node END AS node, "
+    f"commitment_id IS NOT NULL AND contracted_cost_micro IS NULL AS incomparable, {', '.join(MEASURES)}"
+)
+_WHERE = "WHERE day_ms >= %(start)s AND day_ms < %(end)s"
+_GROUPED = f"{_KEYS}, adjustment_id, node_cost_id, counted, node"
+_SUMS = f"""
+WITH grouped AS MATERIALIZED (
+    SELECT {_GROUPED}, corrects, bool_or(incomparable) AS incomparable,
+        {", ".join(f"sum({_amount(name)}) AS {name}" for name in MEASURES)}
+    FROM (SELECT {_COLUMNS}, false AS corrects FROM charge {_WHERE}
+        UNION ALL SELECT {_COLUMNS}, true FROM correction {_WHERE}) AS line GROUP BY {_GROUPED}, corrects
+), charged AS MATERIALIZED (
+    SELECT {_KEYS}, {", ".join(_day_sum(name) for name in MEASURES)} FROM grouped WHERE NOT corrects GROUP BY {_KEYS}
+), stored AS MATERIALIZED (
+    SELECT {_KEYS}, {", ".join(map(_amount, MEASURES))} FROM ledger_day {_WHERE}
+), odd ({_KEYS}, {", ".join(MEASURES)}, is_stored) AS (
+    SELECT *, false FROM (TABLE charged EXCEPT ALL TABLE stored) AS missing
+    UNION ALL SELECT *, true FROM (TABLE stored EXCEPT ALL TABLE charged) AS added
+    ORDER BY {_KEYS}, 16 LIMIT {2 * MOST}
+)
+SELECT 'state', to_jsonb(part) FROM (
+    SELECT day_ms, CASE state WHEN 'node_cost' THEN 'held' ELSE state END AS state, counted AS imported, currency,
+        sum(gpu_ns) AS gpu_ns, sum(cost_micro) AS cost_micro FROM grouped GROUP BY 1, 2, 3, 4) AS part
+UNION ALL SELECT 'adjusted', to_jsonb(part) FROM (
+    SELECT l.day_ms, a.name, ARRAY[{_LEVELS}] AS levels, l.pool, l.gpu_model, coalesce(l.currency, '') AS currency,
+        sum(l.cost_micro) AS micro FROM grouped l JOIN adjustment a ON a.id = l.adjustment_id
+    LEFT JOIN owner o ON o.id = l.owner_id GROUP BY 1, 2, 3, 4, 5, 6) AS part
+UNION ALL SELECT 'node', to_jsonb(part) FROM (
+    SELECT n.name, l.currency, sum(l.cost_micro) AS micro FROM grouped l JOIN node_cost n ON n.id = l.node_cost_id
+    GROUP BY 1, 2) AS part
+UNION ALL SELECT 'imported', to_jsonb(part) FROM (
+    SELECT day_ms, pool, gpu_model, node, sum(gpu_ns) AS gpu_ns FROM grouped WHERE node IS NOT NULL
+    GROUP BY 1, 2, 3, 4) AS part
+UNION ALL SELECT 'odd', to_jsonb(part) FROM (
+    SELECT odd.*, ARRAY[{_LEVELS}] AS levels FROM odd LEFT JOIN owner o ON o.id = odd.owner_id) AS part
+"""
+
+Row = dict[str, Any]
+AdjustedPlace = tuple[int, str, OwnerPath, str, str, str]
+"""Day, name of the adjustment, owner, pool, model and currency."""
+ImportedPlace = tuple[int, str, str, str]
+"""Day, pool, model and node."""
+
+
+@dataclass(frozen=True)
+class ChargeSums:
+    """The charges of a period's days with all corrections of them, added up in several ways."""
+
+    period: Period
+    states: Mapping[int, Sequence[ChargedState]]
+    """By day, state and currency; what owners pay for nodes stands with what they held."""
+    adjusted: Mapping[AdjustedPlace, int]
+    """Micro-units of adjustments."""
+    nodes: Mapping[str, Mapping[str, int]]
+    """Micro-units of node costs, by name and currency."""
+    imported: Mapping[ImportedPlace, int]
+    """GPU-nanoseconds of imported usage."""
+    unlike_days: Sequence[Mismatch]
+    """Where the ledger of days is not the sum of the charges, which knows no corrections; at most MOST places."""
+
+
+def read(connection: Connection, period: Period, calendar: Calendar) -> ChargeSums:
+    """Add up the charges of a period, and compare the ledger of days with them."""
+    # For the rest of the transaction: with the default the server sorts a month of charges on disk, twice as slowly.
+    connection.execute("SELECT set_config('work_mem', %s, true)", (SORT_MEMORY,))
+    parts: dict[str, list[Row]] = defaultdict(list)
+    for part, row in connection.execute(_SUMS, {"start": period.start_ms, "end": period.end_ms}):
+        parts[part].append(row)
+    return ChargeSums(
+        period=period,
+        states=_states(parts["state"]),
+        adjusted={_adjusted_place(row): row["micro"] for row in parts["adjusted"] if row["micro"]},
+        nodes=_nodes(parts["node"]),
+        imported={
+            (row["day_ms"], row["pool"], row["gpu_model"], row["node"]): row["gpu_ns"] for row in parts["imported"]
+        },
+        unlike_days=_unlike_days(parts["odd"], calendar),
+    )
+
+
+def _states(rows: Sequence[Row]) -> dict[int, list[ChargedState]]:
+    states: dict[int, list[ChargedState]] = defaultdict(list)
+    for row in rows:
+        states[row["day_ms"]].append(ChargedState(**row))
+    return states
+
+
+def _adjusted_place(row: Row) -> AdjustedPlace:
+    return row["day_ms"], row["name"], OwnerPath(*row["levels"]), row["pool"], row["gpu_model"], row["currency"]
+
+
+def _nodes(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    sums: dict[str, dict[str, int]] = defaultdict(dict)
+    for row in sorted(rows, key=lambda row: (row["name"], row["currency"])):
+        sums[row["name"]][row["currency"]] = row["micro"]
+    return sums
+
+
+def _unlike_days(rows: Sequence[Row], calendar: Calendar) -> list[Mismatch]:
+    """Pair the two sides of each line that is not equal, and name the measures that differ."""
+    lines: dict[tuple[Any, ...], dict[bool, Row]] = defaultdict(dict)
+    for row in rows:
+        lines[row["day_ms"], *(row[key] for key in _LINE_KEYS)][row["is_stored"]] = row
+    mismatches = []
+    for sides in list(lines.values())[:MOST]:
+        sample = next(iter(sides.values()))
+        owner = "" if sample["owner_id"] is None else path_text(OwnerPath(*sample["levels"]))
+        texts = (sample[key] or "" for key in _LINE_KEYS[1:])
+        place = (calendar.date_of(sample["day_ms"]).isoformat(), owner, *texts)
+        for name in MEASURES:
+            expected, stored = (sides[side][name] if side in sides else None for side in (False, True))
+            if expected != stored:
+                mismatches.append(
+                    Mismatch(
+                        identity=DAYS,
+                        place=dict(zip(DAYS.keys, place, strict=True)),
+                        measure=name,
+                        expected=expected,
+                        stored=stored,
+                    )
+                )
+    return mismatches
