@@ -1,6 +1,6 @@
-"""All that a reconciliation needs of the charges of a period, in one scan of them.
+"""All that a reconciliation needs of the charges of a period, in one statement.
 
-A month of a large fleet has a million charges: they are grouped once, by the keys of the finest comparison, and each
+A month of a large fleet has a million charges: they are grouped once, by the keys of the ledger of days, and each
 comparison adds up the groups.
 """
 
@@ -26,6 +26,7 @@ MOST = 50
 _KEYS = "day_ms, owner_id, state, pool, gpu_model, currency"
 _LINE_KEYS = ("owner_id", "state", "pool", "gpu_model", "currency")
 _LIST_COST = "coalesce(list_cost_micro, contracted_cost_micro)"
+_WHERE = "WHERE day_ms >= %(start)s AND day_ms < %(end)s"
 _LEVELS = ", ".join(f"coalesce({LEVEL_COLUMNS[level]}, '')" for level in LEVELS)
 
 
@@ -34,28 +35,38 @@ def _amount(name: str) -> str:
     return _LIST_COST if name == "list_cost_micro" else name
 
 
-def _day_sum(name: str) -> str:
-    """The sum of a measure over the groups of a line, as rating adds up the lines of a day."""
+def _sum(name: str) -> str:
+    """The sum of a measure over charges, as rating adds up the lines of a day."""
+    if name not in COMPARED:
+        return f"sum({name})"
     # A covered part without a contracted cost makes the whole line incomparable.
-    return f"CASE WHEN bool_or(incomparable) THEN NULL ELSE sum({name}) END" if name in COMPARED else f"sum({name})"
+    unknown = "count(*) FILTER (WHERE commitment_id IS NOT NULL AND contracted_cost_micro IS NULL) > 0"
+    return f"CASE WHEN {unknown} THEN NULL ELSE sum({_amount(name)}) END"
 
 
-# `counted`: usage imported as counts, which has no accelerator; of it the node is told apart.
-_COLUMNS = (
-    f"{_KEYS}, adjustment_id, node_cost_id, accelerator_id IS NULL AND state <> 'commitment_unused' "
-    "AND node_cost_id IS NULL AS counted, CASE WHEN accelerator_id IS NULL AND state = 'held' THEN node END AS node, "
-    f"commitment_id IS NOT NULL AND contracted_cost_micro IS NULL AS incomparable, {', '.join(MEASURES)}"
+# Usage imported as counts has no accelerator: only of that the node is told apart.
+_IS_COUNTED = (
+    "accelerator_id IS NULL AND state <> 'commitment_unused' AND node_cost_id IS NULL AND adjustment_id IS NULL"
 )
-_WHERE = "WHERE day_ms >= %(start)s AND day_ms < %(end)s"
-_GROUPED = f"{_KEYS}, adjustment_id, node_cost_id, counted, node"
+_HAS_MORE_KEYS = " AND (accelerator_id IS NULL OR adjustment_id IS NOT NULL OR node_cost_id IS NOT NULL)"
+_OTHERS = f"""
+    SELECT {_KEYS}, adjustment_id, node_cost_id, CASE WHEN {_IS_COUNTED} THEN node END AS node,
+        {{corrects}} AS corrects, sum(gpu_ns) AS gpu_ns, sum(cost_micro) AS cost_micro
+    FROM {{table}} {_WHERE}{{more}} GROUP BY {_KEYS}, 7, 8, 9"""
+# Each key more is hashed for every charge, so all of them are grouped by the keys of the ledger of days only. What has
+# more keys (adjustments, node costs, imported counts, corrections) is found by a filter, and is few charges or all.
 _SUMS = f"""
-WITH grouped AS MATERIALIZED (
-    SELECT {_GROUPED}, corrects, bool_or(incomparable) AS incomparable,
-        {", ".join(f"sum({_amount(name)}) AS {name}" for name in MEASURES)}
-    FROM (SELECT {_COLUMNS}, false AS corrects FROM charge {_WHERE}
-        UNION ALL SELECT {_COLUMNS}, true FROM correction {_WHERE}) AS line GROUP BY {_GROUPED}, corrects
-), charged AS MATERIALIZED (
-    SELECT {_KEYS}, {", ".join(_day_sum(name) for name in MEASURES)} FROM grouped WHERE NOT corrects GROUP BY {_KEYS}
+WITH charged AS MATERIALIZED (
+    SELECT {_KEYS}, {", ".join(f"{_sum(name)} AS {name}" for name in MEASURES)} FROM charge {_WHERE} GROUP BY {_KEYS}
+), others AS MATERIALIZED (
+    {_OTHERS.format(table="charge", corrects="false", more=_HAS_MORE_KEYS)}
+    UNION ALL {_OTHERS.format(table="correction", corrects="true", more="")}
+), state AS (
+    SELECT day_ms, state, false AS imported, currency, gpu_ns, cost_micro FROM charged
+    UNION ALL SELECT day_ms, state, node IS NOT NULL, currency, gpu_ns, cost_micro FROM others
+    WHERE corrects OR node IS NOT NULL
+    UNION ALL SELECT day_ms, state, false, currency, -gpu_ns, -cost_micro FROM others WHERE node IS NOT NULL
+        AND NOT corrects
 ), stored AS MATERIALIZED (
     SELECT {_KEYS}, {", ".join(map(_amount, MEASURES))} FROM ledger_day {_WHERE}
 ), odd ({_KEYS}, {", ".join(MEASURES)}, is_stored) AS (
@@ -64,17 +75,19 @@ WITH grouped AS MATERIALIZED (
     ORDER BY {_KEYS}, 16 LIMIT {2 * MOST}
 )
 SELECT 'state', to_jsonb(part) FROM (
-    SELECT day_ms, CASE state WHEN 'node_cost' THEN 'held' ELSE state END AS state, counted AS imported, currency,
-        sum(gpu_ns) AS gpu_ns, sum(cost_micro) AS cost_micro FROM grouped GROUP BY 1, 2, 3, 4) AS part
+    SELECT day_ms, CASE state WHEN 'node_cost' THEN 'held' ELSE state END AS state, imported, currency,
+        sum(gpu_ns) AS gpu_ns, sum(cost_micro) AS cost_micro FROM state GROUP BY 1, 2, 3, 4
+    HAVING sum(gpu_ns) <> 0 OR sum(cost_micro) <> 0) AS part
 UNION ALL SELECT 'adjusted', to_jsonb(part) FROM (
     SELECT l.day_ms, a.name, ARRAY[{_LEVELS}] AS levels, l.pool, l.gpu_model, coalesce(l.currency, '') AS currency,
-        sum(l.cost_micro) AS micro FROM grouped l JOIN adjustment a ON a.id = l.adjustment_id
+        sum(l.cost_micro) AS micro FROM others l JOIN adjustment a ON a.id = l.adjustment_id
     LEFT JOIN owner o ON o.id = l.owner_id GROUP BY 1, 2, 3, 4, 5, 6) AS part
 UNION ALL SELECT 'node', to_jsonb(part) FROM (
-    SELECT n.name, l.currency, sum(l.cost_micro) AS micro FROM grouped l JOIN node_cost n ON n.id = l.node_cost_id
+    SELECT n.name, l.currency, sum(l.cost_micro) AS micro FROM others l JOIN node_cost n ON n.id = l.node_cost_id
     GROUP BY 1, 2) AS part
 UNION ALL SELECT 'imported', to_jsonb(part) FROM (
-    SELECT day_ms, pool, gpu_model, node, sum(gpu_ns) AS gpu_ns FROM grouped WHERE node IS NOT NULL
+    SELECT day_ms, pool, gpu_model, node, sum(gpu_ns) AS gpu_ns FROM others
+    WHERE node IS NOT NULL AND state = 'held'
     GROUP BY 1, 2, 3, 4) AS part
 UNION ALL SELECT 'odd', to_jsonb(part) FROM (
     SELECT odd.*, ARRAY[{_LEVELS}] AS levels FROM odd LEFT JOIN owner o ON o.id = odd.owner_id) AS part
@@ -109,8 +122,11 @@ def read(connection: Connection, period: Period, calendar: Calendar) -> ChargeSu
     # For the rest of the transaction: with the default the server sorts a month of charges on disk, twice as slowly.
     connection.execute("SELECT set_config('work_mem', %s, true)", (SORT_MEMORY,))
     parts: dict[str, list[Row]] = defaultdict(list)
+    # A month has far fewer groups than the server expects, which would sort a million charges on disk to make them.
+    connection.execute("SELECT set_config('enable_sort', 'off', true)")
     for part, row in connection.execute(_SUMS, {"start": period.start_ms, "end": period.end_ms}):
         parts[part].append(row)
+    connection.execute("SELECT set_config('enable_sort', 'on', true)")
     return ChargeSums(
         period=period,
         states=_states(parts["state"]),
