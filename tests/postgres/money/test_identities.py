@@ -2,13 +2,16 @@
 
 import datetime as dt
 import json
+from typing import get_args
 
 import psycopg
 import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting import identities
+from gpuledger_collector.accounting.identities import Depth
 from gpuledger_collector.accounting.period import month
+from gpuledger_collector.mcp.tools.statements import Check
 from gpuledger_collector.services.close import CannotClose, close_period, verify
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.billing import periods
@@ -192,6 +195,12 @@ def test_what_was_imported_as_counts_says_what_is_proven(fleet, run, written, mo
     assert code == 0
     assert "It holds" not in text
     assert "Its charges have the hours of the imported rows; that the GPUs were held is not proven." in text
+
+
+def test_an_assistant_can_name_every_identity():
+    """Those that a reconciliation asks without folding; capacity and months have names of their own there."""
+    asked = {each.name for each in identities.IDENTITIES if each.depth in {Depth.tables, Depth.declarations}}
+    assert asked - {"capacity", "months"} <= set(get_args(Check.model_fields["check"].annotation))
 
 
 def test_every_identity_is_asked_or_belongs_to_a_close(october, dsn):

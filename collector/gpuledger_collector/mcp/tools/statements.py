@@ -64,7 +64,9 @@ class StatementLine(Model):
 class Check(Model):
     """One check of a month."""
 
-    check: Literal["seal", "conservation", "months", "imported", "adjustments", "days", "reports"]
+    check: Literal[
+        "seal", "conservation", "months", "declared", "checked", "imported", "adjustments", "days", "booked", "reports"
+    ]
     holds: bool
     text: str
 
