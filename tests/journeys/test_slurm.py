@@ -167,7 +167,7 @@ def test_the_bill_is_what_sacct_says(slurm, home):
         (home / "jobs.txt").write_text(text)
         (home / "prices.csv").write_text(PRICES)
         gpuledger(home, collector.dsn(), "import", "prices", home / "prices.csv")
-        gpuledger(home, collector.dsn(), "import", "sacct", home / "jobs.txt", "--pool", "accounting")
+        gpuledger(home, collector.dsn(), "import", "sacct", home / "jobs.txt", "--pool", "accounting", "--also")
         bill = charged(home, collector.dsn())
 
     expected: dict[str, int] = defaultdict(int)
