@@ -106,12 +106,13 @@ class Ledger:
         )
 
     def tell_import(self, rows: Sequence[Import]) -> None:
-        self.write("usage", [import_row(one) for one in rows])
+        # A world's imports are of other GPUs than those that its agents see, whatever node they name.
+        self.write("usage", [import_row(one) for one in rows], "--also")
 
     def tell_doubled(self, rows: Sequence[Import]) -> None:
         """Each row stands twice, first without an end: with --skip-bad the one that has ended counts."""
         twice = [import_row(one) for row in rows for one in (row._replace(end=None), row)]
-        self.write("usage", twice, "--skip-bad")
+        self.write("usage", twice, "--skip-bad", "--also")
 
     def tell_slip(self, row: Import | Price) -> None:
         """A row that is refused, and changes nothing."""

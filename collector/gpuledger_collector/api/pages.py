@@ -40,7 +40,7 @@ from gpuledger_collector.services.demand_forecast import forecast_pools, pool_de
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
 from gpuledger_collector.storage.access.row_level_security import as_viewer
-from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing import statements as stored
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
@@ -235,6 +235,10 @@ def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, 
             if total.currency is not None
         ],
         "unpriced": [row for row in report.rows if row.currency is None],
+        "has_shares": any(
+            declarations.shared_costs(connection, at)
+            for at in periods.declarations_at(connection, calendar, period).values()
+        ),
         "priced": overview.has_prices(connection),
         "corrected": overview.corrected(connection, period) if view.owner is None else [],
         "trust": forms.trust(checks, calendar),

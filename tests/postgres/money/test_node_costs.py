@@ -165,7 +165,7 @@ def test_they_follow_a_dispute(october, run):
     assert run("disputes", "open", *own, "--reason", "not ours")[0] == 0
     code, text, wrong = run("disputes", "resolve", "1", "--accept", "--to", "team=team-2", "--note", "was theirs")
     assert code == 0, wrong
-    assert "team=team-1 paid 62.40 USD, and pays 0.00 USD now" in text
+    assert "team=team-1 pays 62.40 USD less, team=team-2 pays 62.40 USD more" in text
     assert costs(run)["team-2"] == ("48.000000", Decimal("129.00"))
 
 

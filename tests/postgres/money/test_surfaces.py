@@ -153,6 +153,7 @@ def test_pages_of_a_closed_month(ledger):
         pages = [collector.request("GET", path) for path in (f"/?period={CLOSED}", f"/statements/team/{CLOSED}")]
     assert [status for status, _, _ in pages] == [200, 200]
     overview, statements = (unescape(re.sub(r"<[^>]+>", " ", page)) for _, _, page in pages)
+    assert "Amounts are without shares of common costs" in overview
     for key, row in ledger.rows(CLOSED).items():
         assert f" {row['cost']:,} " in overview, key
         assert f" {row['cost_total']:,} {key[1]}" in re.sub(r"\s+", " ", statements), key
