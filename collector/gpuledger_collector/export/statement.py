@@ -292,11 +292,16 @@ def _allocations(row: ReportRow) -> dict[str, Any]:
         "listed": None if plain or row.list_minor is None else html.minor(row.list_minor, currency),
         "contracted": html.minor(row.contracted_minor, currency),
         "compared": html.minor(row.compared_minor, currency) if is_part else None,
-        "saved": None if saved is None else html.minor(saved, currency),
-        "saved_percent": None if saved is None or not row.list_minor else f"{100 * saved / row.list_minor:.1f}",
+        "saved": None if saved is None or not row.list_minor else _saved(saved, row.list_minor, currency),
         "kwh": None if row.energy_kwh is None else f"{row.energy_kwh:,.1f}",
         "co2e_kg": None if row.co2e_grams is None else f"{row.co2e_grams / 1000:,.1f}",
     }
+
+
+def _saved(saved: int, at_list: int, currency: str) -> str:
+    """How much less than at list prices is paid, or more where there are markups, in words."""
+    part = f"{html.minor(abs(saved), currency)} ({abs(100 * saved / at_list):.1f} %)"
+    return f"you save {part}" if saved >= 0 else f"you pay {part} more"
 
 
 def _percent(part: int, whole: int) -> str:

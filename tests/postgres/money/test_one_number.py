@@ -172,6 +172,13 @@ region = "us"
     assert billed == {"eu": Decimal(48), "us": Decimal(52)}
 
 
+def test_a_markup_is_no_negative_saving(adjusted: Fleet, run: Run) -> None:
+    """A statement says how much more is paid than at list prices, where that is so."""
+    pages = {team: answer(run, "statement", *OCTOBER, "--owner", team) for team in ("team-1", "team-2")}
+    assert "you pay 12.00 (133.3 %) more" in pages["team-1"]
+    assert "you save 2.00 (16.7 %)" in pages["team-2"]
+
+
 def test_node_costs_have_a_column(adjusted: Fleet, run: Run, written: Written) -> None:
     """By team, in table, CSV and JSON: how much of the cost is what the nodes cost; after the older columns."""
     node_cost = '\n[[node_cost]]\nname = "CPU"\nprice_per_node_hour = 0.5\ncurrency = "USD"\n'
