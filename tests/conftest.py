@@ -76,6 +76,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return next(filter(nodeid.startswith, WORLDS), nodeid.partition("::")[0])
 
+        def remove_node(self, node: Any) -> Any:
+            """Give what a killed process leaves to another, but for the test that it was in: that one has failed."""
+            units = list(self.assigned_work[node].values())
+            crashed = next((test for unit in units for test, is_done in unit.items() if not is_done), None)
+            for unit in units:
+                if crashed in unit:
+                    unit[crashed] = True
+            super().remove_node(node)
+            return crashed
+
     config.option.loadscopereorder = False
     return ByLedger(config, log)
 

@@ -76,7 +76,7 @@ def disputes_move_all(patch: Patch) -> None:
 
 def reports_of_their_own_days(patch: Patch) -> None:
     """A report brings nothing up to date but the days of its own period."""
-    patch.setattr(reporting, "_to_correct", lambda *_: [])
+    patch.setattr(reporting, "_to_refresh", lambda _, period, __: ([], period))
 
 
 def rules_by_the_hour(patch: Patch) -> None:
