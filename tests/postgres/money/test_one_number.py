@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fakes.fleet import DAY, HOUR, Fleet, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, Fleet, Held
+from gpuledger_collector.accounting.period import month
+from gpuledger_collector.services.chargeback import read_chargeback
+from gpuledger_collector.storage.database import Database
 
 Run = Callable[..., tuple[int, str, str]]
 Written = Callable[[str, str], Path]
@@ -131,7 +134,9 @@ def test_waste_follows_a_price_that_is_corrected(fleet: Fleet, run: Run, monkeyp
     assert waste["unknown_gpu_ns"] == before[0]["unknown_gpu_ns"], "time that was unobserved is held and unknown now"
 
 
-def test_cost_by_region_is_what_focus_says(adjusted: Fleet, run: Run, written: Written, tmp_path: Path) -> None:
+def test_cost_by_region_is_what_focus_says(
+    adjusted: Fleet, run: Run, dsn: str, written: Written, tmp_path: Path
+) -> None:
     """A pool that moved has rows of both regions; sums are those of the whole, in both views."""
     for number, pool in ((3, "north"), (4, "south")):
         adjusted.capacity(number, 0, 2 * DAY, pool=pool)
@@ -162,6 +167,9 @@ region = "us"
         by_region = csv.DictReader(io.StringIO(answer(run, *asked, "region")))
         total = sum(Decimal(row["cost"]) for row in csv.DictReader(io.StringIO(answer(run, *asked, "pool"))))
         assert sum(Decimal(row["cost"]) for row in by_region) == total
+    with Database(dsn).connect() as connection:
+        seen = read_chargeback(connection, month("2025-10"), ("region",), NOW_MS, {"team": "team-3"}).report
+    assert {row.keys: row.cost_minor for row in seen.rows} == {("eu",): 4800, ("us",): 200}, "and for who sees a team"
     path = tmp_path / "focus.csv"
     answer(run, "chargeback", *OCTOBER, "--format", "focus", "-o", path)
     billed: dict[str, Decimal] = {}

@@ -75,9 +75,11 @@ COMMON = {
     "billing_zone": "",
     "fiscal_year": "",
     "series_day": "",
+    "pool_location": "",
+    "commitment": "id, region",
     "billing_period": "start_ms, end_ms, name, closed_ms, closed_by, lines, seal",
 }
-"""Tables of days and months without an owner -> the columns that are visible (empty: all)."""
+"""Tables of days, months and places without an owner -> the columns that are visible (empty: all)."""
 
 
 def statements(schema: str, tables: Container[str], replicated: Container[str] = ()) -> Iterator[sql.Composed]:

@@ -24,6 +24,8 @@ from gpuledger_collector.storage.locks import Connection
 MOST = 50
 """Lines of each side that are named: one write may change a whole month."""
 _KEYS = "day_ms, owner_id, state, pool, gpu_model, currency"
+_IS_STORED = len(_KEYS.split(", ")) + len(MEASURES) + 1
+"""Place of the column that says on which side a line is: it has no name to sort by."""
 _LINE_KEYS = ("owner_id", "state", "pool", "gpu_model", "currency")
 _LIST_COST = "coalesce(list_cost_micro, contracted_cost_micro)"
 _WHERE = "WHERE day_ms >= %(start)s AND day_ms < %(end)s"
@@ -72,7 +74,7 @@ WITH charged AS MATERIALIZED (
 ), odd ({_KEYS}, {", ".join(MEASURES)}, is_stored) AS (
     SELECT *, false FROM (TABLE charged EXCEPT ALL TABLE stored) AS missing
     UNION ALL SELECT *, true FROM (TABLE stored EXCEPT ALL TABLE charged) AS added
-    ORDER BY {_KEYS}, 16 LIMIT {2 * MOST}
+    ORDER BY {_KEYS}, {_IS_STORED} LIMIT {2 * MOST}
 )
 SELECT 'state', to_jsonb(part) FROM (
     SELECT day_ms, CASE state WHEN 'node_cost' THEN 'held' ELSE state END AS state, imported, currency,
