@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC
+from functools import partial
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -30,7 +31,9 @@ from gpuledger_agent.settings import is_web_address
 from gpuledger_agent.spool import BatchContents, Encode, Spool, SpooledBatch
 from gpuledger_common import wire
 from gpuledger_common.batches import pack, unpack
+from gpuledger_common.bounded_file import read_secret_file
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.http_exchange import BoundedConnection
 from gpuledger_common.settings import SettingsError
 
 log = logging.getLogger("gpuledger_agent")
@@ -40,6 +43,9 @@ RETRY_AFTER_CAP_S = 900.0
 AUTH_PROBE_S = 60.0
 UNDECODABLE_TRIES = 3
 TIMEOUT_S = 30.0
+"""For a whole exchange: connecting, sending a batch and reading the answer."""
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+"""A collector's answer lists at most a thousand refusals."""
 MAX_LOGGED = 20
 """Distinct log messages about one outage."""
 PATH = "/v1/batches"
@@ -154,10 +160,15 @@ class Http:
         if not is_web_address(url):
             raise SettingsError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
         parts = urlsplit(url)
-        self._host, self._port, self._tls = parts.hostname or "", parts.port, parts.scheme == "https"
+        self._host = parts.hostname or ""
         self._path = parts.path.rstrip("/") + PATH
-        self._token_file, self._ca_file, self._timeout_s = token_file, ca_file, timeout_s
-        self._connection: http.client.HTTPConnection | None = None
+        self._token_file, self._ca_file = token_file, ca_file
+        self._connection = BoundedConnection(
+            url,
+            timeout_s=timeout_s,
+            max_bytes=MAX_ANSWER_BYTES,
+            tls=partial(ssl.create_default_context, cafile=ca_file and str(ca_file)),
+        )
 
     def post(self, body: bytes, sent_ms: int) -> Reply:
         """Send one body; every network error is a Reply without status."""
@@ -169,7 +180,7 @@ class Http:
         try:
             if self._token_file is not None:
                 # Read for each request: a rotated token takes effect without a reload.
-                token = self._token_file.read_text().strip()
+                token = read_secret_file(self._token_file, log.warning)
                 if not token:
                     return Reply(
                         None, error=f"token_file: {self._token_file} is empty; write this node's token into it"
@@ -177,21 +188,14 @@ class Http:
                 if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
                     return Reply(None, error=f"{self._token_file} holds more than a token")
                 headers["Authorization"] = f"Bearer {token}"
-            connection = self._connect()
-            connection.request("POST", self._path, body, headers)
-            response = connection.getresponse()
-            # Bounded, whoever answers; a collector's answer lists at most a thousand refusals.
-            answer = response.read(4 * 1024 * 1024)
+            answer = self._connection.exchange("POST", self._path, body, headers)
         except ssl.SSLCertVerificationError as error:
             self.close()
             return Reply(None, error=self._distrust(error))
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             return Reply(None, error=f"{type(error).__name__}: {error}")
-        # Otherwise the next request on a connection that the server closes would fail.
-        if response.will_close:
-            self.close()
-        return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, answer)
+        return Reply(answer.status, dict(answer.headers), answer.body)
 
     def _distrust(self, error: ssl.SSLCertVerificationError) -> str:
         """Why the collector's certificate is not trusted, and the setting that helps."""
@@ -200,23 +204,10 @@ class Http:
             return f"{reason}: ca_file {self._ca_file} is not of the authority that signed it"
         return f"{reason}: set ca_file to the PEM certificate of your private authority"
 
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._connection is None:
-            if self._tls:
-                context = ssl.create_default_context(cafile=self._ca_file and str(self._ca_file))
-                self._connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=self._timeout_s, context=context
-                )
-            else:
-                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        return self._connection
-
     def close(self) -> None:
         """Close the connection; the next post opens a new one."""
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.close()
-            self._connection = None
+        with contextlib.suppress(OSError):
+            self._connection.close()
 
 
 class Pusher:

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import os
-import ssl
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpuledger_agent.owners.http_bounded import read_body
 from gpuledger_agent.settings import is_web_address
+from gpuledger_common.bounded_file import read_regular
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.http_exchange import get_page
 from gpuledger_common.readings import Holder, Holders, Workload
 from gpuledger_common.serving_counters import CounterReading, parse
 
@@ -91,28 +89,8 @@ def find_workload(name: str, holders: Iterable[Holder]) -> Workload | str:
 
 
 def fetch_page(url: str, clock: Callable[[], float] = time.monotonic) -> str:
-    """The text of an endpoint, without following redirections. Raises OSError, HTTPException or ValueError."""
-    parts = urlsplit(url)
-    host, until = parts.hostname or "", clock() + TIMEOUT_S
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            host, parts.port, timeout=TIMEOUT_S, context=ssl.create_default_context()
-        )
-    else:
-        connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
-    try:
-        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
-        connection.request("GET", path or "/metrics", headers={"Accept": "text/plain;version=0.0.4"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise ValueError(f"HTTP status {answer.status}")
-        body = read_body(answer, MAX_PAGE_BYTES, until, clock)
-    finally:
-        connection.close()
-    if len(body) > MAX_PAGE_BYTES:
-        raise ValueError(f"the page is larger than {MAX_PAGE_BYTES} bytes")
-    return body.decode("utf-8", errors="replace")
+    """The text of an endpoint. Raises OSError, HTTPException or ValueError."""
+    return get_page(url, timeout_s=TIMEOUT_S, max_bytes=MAX_PAGE_BYTES, clock=clock)
 
 
 @dataclass
@@ -207,13 +185,6 @@ class CounterReader:
             self._read = [*rows, *self._read][-MAX_READINGS:]
 
 
-def _open_without_blocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def _file_text(path: Path) -> str:
-    """The file's text. Raises OSError, and ValueError for a pipe or a device, which would block the reader."""
-    with open(path, encoding="utf-8", errors="replace", opener=_open_without_blocking) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("not a regular file")
-        return file.read(MAX_FILE_BYTES)
+    """The file's text. Raises OSError, also for a pipe, a device or a file beyond the bound."""
+    return read_regular(path, MAX_FILE_BYTES).decode("utf-8", errors="replace")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
+
 
 class SettingsError(Exception):
     """A setting cannot be used; the message says where it stands and what is wrong."""
@@ -37,17 +39,19 @@ def read_toml(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_bounded(path, MAX_TOML_BYTES).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{path}: nests too deep, or holds a number that is too long") from error
 
 
 def lines_of(path: Path, names: Collection[str]) -> dict[str, str]:
     """`:LINE` of each name at the top of a TOML file, where a line begins with it."""
     lines: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_bounded(path, MAX_TOML_BYTES).decode("utf-8").splitlines(), 1):
         name = line.strip().lstrip("[").partition("=")[0].partition("]")[0].partition(".")[0].strip().strip("\"'")
         if name in names:
             lines.setdefault(name, f":{number}")

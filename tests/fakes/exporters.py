@@ -4,7 +4,8 @@ from functools import cache
 from pathlib import Path
 
 from gpuledger_common.profiles import library
-from gpuledger_common.profiles.page import Page, read_lines, read_page
+from gpuledger_common.profiles.lines import read_lines
+from gpuledger_common.profiles.page import Page, read_page
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "captures"
 SYNTHETIC = Path(__file__).resolve().parent / "exporter_pages"

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import http.client
 import re
-import socket
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,9 +21,9 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuledger_agent.owners.http_bounded import read_body
 from gpuledger_agent.owners.labels import tags_of
 from gpuledger_agent.owners.polling import PolledValue
+from gpuledger_common.http_exchange import AnswerTooLarge, BoundedConnection
 from gpuledger_common.readings import Accelerator, AgentError, Holder, Holders, Sample, Workload
 
 T = TypeVar("T")
@@ -108,18 +106,6 @@ class _Inspected(msgspec.Struct, rename="pascal"):
     config: _Config = msgspec.field(default_factory=_Config)
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the socket file."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
 class Engine:
     """Asks one engine. The devices of a running container never change, so each is inspected once."""
 
@@ -162,12 +148,14 @@ class Engine:
         self._known[identity] = container
 
     def _get(self, target: str) -> bytes | None:
-        connection = _UnixConnection(self._path, self._timeout_s)
+        connection = BoundedConnection(
+            "http://localhost", timeout_s=self._timeout_s, max_bytes=MAX_ANSWER_BYTES, unix_path=self._path
+        )
         try:
-            connection.request("GET", target, headers={"Accept": "application/json"})
-            answer = connection.getresponse()
-            body = read_body(answer, MAX_ANSWER_BYTES, time.monotonic() + self._timeout_s)
-        except (OSError, http.client.HTTPException) as error:
+            answer = connection.exchange("GET", target, headers={"Accept": "application/json"})
+        except AnswerTooLarge as error:
+            raise EngineFailed(f"{self._path}: {target}: {error}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise EngineSilent(f"{self._path}: {getattr(error, 'strerror', None) or error!r}") from error
         finally:
             connection.close()
@@ -175,9 +163,7 @@ class Engine:
             return None
         if answer.status != http.client.OK:
             raise EngineFailed(f"{self._path}: HTTP status {answer.status} for {target}")
-        if len(body) > MAX_ANSWER_BYTES:
-            raise EngineFailed(f"{self._path}: the answer to {target} is larger than {MAX_ANSWER_BYTES} bytes")
-        return body
+        return answer.body
 
 
 class ContainerOwners:

@@ -14,13 +14,14 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from gpuledger_agent.owners.http_bounded import read_body
+from gpuledger_common.http_exchange import BoundedConnection
 from gpuledger_common.readings import AgentError
 
 MAX_PAGE_BYTES = 16 * 1024 * 1024
@@ -166,26 +167,25 @@ class ApiServer:
 
     def _page(self, target: str, until: float, kind: type[Item]) -> _ListPage[Item]:
         resource = f"API server {self._url.netloc}{target.partition('?')[0]}"
-        host, port = self._url.hostname or "", self._url.port or 443
         try:
             token = (self._account / "token").read_text(encoding="ascii").strip()
-            context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
             headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-            connection = http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+            connection = BoundedConnection(
+                f"https://{self._url.netloc}",
+                timeout_s=max(0.0, min(self._timeout_s, until - time.monotonic())),
+                max_bytes=MAX_PAGE_BYTES,
+                tls=partial(ssl.create_default_context, cafile=str(self._account / "ca.crt")),
+            )
             with contextlib.closing(connection):
-                connection.request("GET", target, headers=headers)
-                answer = connection.getresponse()
-                body = read_body(answer, MAX_PAGE_BYTES, until)
+                answer = connection.exchange("GET", target, headers=headers)
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed token or CA
             raise ApiFailed(f"{resource}: {error or type(error).__name__}") from error
         if answer.status == http.client.NOT_FOUND:
             raise NoSuchResource(f"{resource}: there is no such resource")
         if answer.status != http.client.OK:
             raise ApiFailed(f"{resource}: HTTP status {answer.status}")
-        if len(body) > MAX_PAGE_BYTES:
-            raise ApiFailed(f"{resource}: the answer is larger than {MAX_PAGE_BYTES} bytes")
         try:
-            page: _ListPage[Item] = msgspec.json.decode(body, type=_ListPage[kind])  # type: ignore[valid-type]
+            page: _ListPage[Item] = msgspec.json.decode(answer.body, type=_ListPage[kind])  # type: ignore[valid-type]
             return page
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiFailed(f"{resource}: {error}") from error

@@ -6,21 +6,27 @@ its start time or for its quota.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
+import logging
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from gpuledger_agent.settings import is_web_address
+from gpuledger_common.bounded_file import read_secret_file
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.http_exchange import Answer, BoundedConnection
 from gpuledger_common.readings import AgentError
+
+log = logging.getLogger("gpuledger_agent")
 
 PATH = "/v1/queue"
 TIMEOUT_S = 30.0
+MAX_ANSWER_BYTES = 64 * 1024
 
 
 class QueueFailed(AgentError):
@@ -46,38 +52,33 @@ def report(source: str, at_s: float, waiting: Sequence[QueuedWorkload]) -> dict[
     return {"source": source, "at": at_s, "waiting": [asdict(workload) for workload in waiting]}
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Does not follow redirections, which would send the token to another address."""
-
-    def redirect_request(self, *_: object) -> None:
-        """Never: a redirection is not a collector's answer."""
-
-
 def send(body: dict[str, object], url: str, token_file: Path | None = None, ca_file: Path | None = None) -> str:
     """Send a report; returns the status in the collector's answer. Raises QueueFailed."""
     headers = {"Content-Type": "application/json"}
     try:
         if token_file is not None:
-            token = token_file.read_text().strip()
+            token = read_secret_file(token_file, log.warning)
             if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
                 raise QueueFailed(f"{token_file} holds more than a token")
             headers["Authorization"] = f"Bearer {token}"
-        request = urllib.request.Request(url.rstrip("/") + PATH, json.dumps(body).encode(), headers)  # noqa: S310
-        context = ssl.create_default_context(cafile=str(ca_file)) if ca_file is not None else None
-        opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
-        with opener.open(request, timeout=TIMEOUT_S) as response:
-            answer = json.loads(response.read(65_536))
-    except urllib.error.HTTPError as error:
-        raise QueueFailed(f"{url}{PATH}: HTTP status {error.code}: {_error_body(error)}") from error
+        answer = _post(url, json.dumps(body).encode(), headers, ca_file)
+        if answer.status != http.client.OK:
+            text = escape_text(answer.body[:2_000].decode(errors="replace").strip())
+            raise QueueFailed(f"{url}{PATH}: HTTP status {answer.status}: {text}")
+        content = json.loads(answer.body)
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        reason = escape_text(str(getattr(error, "reason", None) or error).strip())
-        raise QueueFailed(f"{url}{PATH}: {reason or type(error).__name__}") from error
-    if not isinstance(answer, dict):
+        raise QueueFailed(f"{url}{PATH}: {escape_text(str(error).strip()) or type(error).__name__}") from error
+    if not isinstance(content, dict):
         raise QueueFailed(f"{url}{PATH}: the answer is not a collector's")
-    return str(answer.get("status", ""))
+    return str(content.get("status", ""))
 
 
-def _error_body(error: urllib.error.HTTPError) -> str:
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        return escape_text(error.read(2_000).decode(errors="replace").strip())
-    return ""
+def _post(url: str, body: bytes, headers: dict[str, str], ca_file: Path | None) -> Answer:
+    if not is_web_address(url):
+        raise ValueError("the address is not http://HOST[:PORT] or https://HOST[:PORT]")
+    tls = partial(ssl.create_default_context, cafile=ca_file and str(ca_file))
+    connection = BoundedConnection(url, timeout_s=TIMEOUT_S, max_bytes=MAX_ANSWER_BYTES, tls=tls)
+    try:
+        return connection.exchange("POST", urlsplit(url).path.rstrip("/") + PATH, body, headers)
+    finally:
+        connection.close()

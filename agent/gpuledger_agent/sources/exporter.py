@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gpuledger_common.profiles.fetch import fetch
 from gpuledger_common.profiles.library import named_profile, only_match, packaged_profiles
-from gpuledger_common.profiles.page import Page, PageAccelerator, read_lines, read_page
+from gpuledger_common.profiles.lines import read_lines
+from gpuledger_common.profiles.page import Page, PageAccelerator, read_page
 from gpuledger_common.readings import Accelerator, Holder, Holders, Inventory, Sample, SourceUnavailable
 
 

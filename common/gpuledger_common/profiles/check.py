@@ -8,8 +8,9 @@ from typing import Literal
 
 from gpuledger_common.plurals import plural
 from gpuledger_common.profiles.library import matches
+from gpuledger_common.profiles.lines import Lines, PageSample
 from gpuledger_common.profiles.model import ENERGY, Family, Profile
-from gpuledger_common.profiles.page import Lines, Page, PageAccelerator, PageSample, read_page
+from gpuledger_common.profiles.page import Page, PageAccelerator, read_page
 from gpuledger_common.profiles.series import derived_labels
 
 State = Literal["mapped", "ignored", "unknown", "missing"]

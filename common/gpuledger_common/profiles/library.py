@@ -7,8 +7,8 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
+from gpuledger_common.profiles.lines import Lines
 from gpuledger_common.profiles.model import Profile
-from gpuledger_common.profiles.page import Lines
 from gpuledger_common.profiles.read import ProfileError, parse_profile, read_profile
 from gpuledger_common.profiles.series import derived_labels
 

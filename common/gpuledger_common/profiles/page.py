@@ -7,33 +7,25 @@ more than the device.
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from gpuledger_common.health import page_health
 from gpuledger_common.mig import fitted
 from gpuledger_common.plurals import plural
+from gpuledger_common.profiles.lines import Lines, PageSample
 from gpuledger_common.profiles.model import Family, Profile, ValueRule
 from gpuledger_common.profiles.pods import POD_SUMS, device_value
 from gpuledger_common.profiles.series import Described, Uncounted, derived_labels, describe
 from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Workload
 
-_LINE = re.compile(r"^[A-Za-z_:][\w:]*(\{.*\})?[ \t]+[-+]?(\d[\d.eE+-]*|NaN|nan|\+?Inf)([ \t]+\d+)?\s*$")
-_ELISION = re.compile(r",?\s*\.\.\.\s*(?=[,}])")
+MAX_DEVICES = 1_024
+"""Accelerators and parts of one page; more are not counted, which the node's heartbeat says."""
+MAX_HOLDERS = 256
+"""Workloads of one accelerator; the lines of others say nothing about it."""
+MAX_PROBLEMS = 50
 MAX_REASONS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class PageSample:
-    """A line: its family without a prefix, its labels with the joined and derived ones, and its value."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
 
 
 @dataclass
@@ -87,29 +79,11 @@ class Page:
         return {entry.host for entry in self.accelerators.values()}
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """The samples of a page by profile-independent name, and messages about malformed lines."""
-
-    samples: tuple[PageSample, ...]
-    problems: tuple[str, ...]
-
-
-def read_lines(text: str) -> Lines:
-    """The samples of a page. Raises ValueError for text that no exporter prints."""
-    clean, problems = _clean(text)
-    samples = tuple(
-        PageSample(line.name, line.labels, line.value)
-        for family in text_string_to_metric_families(clean)
-        for line in family.samples
-    )
-    return Lines(samples, tuple(problems))
-
-
 def read_page(profile: Profile, lines: Lines, host: str = "") -> Page:
     """The accelerators of a page. Raises ValueError when no line names one. `host` is that of lines without one."""
     page: dict[str, PageAccelerator] = {}
     uncounted: dict[str, None] = {}
+    excess: Counter[str] = Counter()
     same: dict[str, Mapping[str, str]] = {}
     for sample in _understood(profile, lines.samples):
         labels = _with_same(profile, sample.labels, same)
@@ -118,12 +92,18 @@ def read_page(profile: Profile, lines: Lines, host: str = "") -> Page:
         except Uncounted as error:
             uncounted[str(error)] = None
             continue
-        if described is not None:
-            entry = _take(page, described, sample.value)
-            if "*" not in profile.repeated:
-                _note_series(entry, described, labels)
+        if described is None:
+            continue
+        beyond = _what_is_beyond(page, described)
+        if beyond:
+            excess[beyond] += 1
+            continue
+        entry = _take(page, described, sample.value)
+        if "*" not in profile.repeated:
+            _note_series(entry, described, labels)
     found = len(page)
     problems = [*lines.problems, *list(uncounted)[:MAX_REASONS], *_settle_parts(profile, page)]
+    problems += [f"{plural(count, 'line')} of more than {what}: not counted" for what, count in excess.items()]
     problems += _ambiguous(profile, page)
     if not found and not uncounted:
         raise ValueError(f"no line names a device by the profile {profile.id}: is this the page of {profile.title}?")
@@ -133,27 +113,19 @@ def read_page(profile: Profile, lines: Lines, host: str = "") -> Page:
         reasons = dict.fromkeys(f"{metric} {reason}" for metric, reason in refusals)
         problems.append(f"{plural(refused, 'value')} refused: {'; '.join(list(reasons)[:MAX_REASONS])}")
     problems += _missing_devices(profile, lines, page)
+    if len(problems) > MAX_PROBLEMS:
+        problems[MAX_PROBLEMS:] = [f"{len(problems) - MAX_PROBLEMS} more messages"]
     return Page(profile, page, tuple(problems), refused)
 
 
-def _clean(text: str) -> tuple[str, list[str]]:
-    """The lines that are samples, with elided labels removed, and messages about the rest."""
-    lines, stray, elided = [], 0, 0
-    for raw in text.splitlines():
-        if not raw.strip() or raw.startswith("#"):
-            continue
-        line = _ELISION.sub("", raw).replace("{,", "{")
-        elided += line != raw
-        if _LINE.match(line):
-            lines.append(line)
-        else:
-            stray += 1
-    problems = []
-    if stray:
-        problems.append(f"{plural(stray, 'line')} without a sample: skipped")
-    if elided:
-        problems.append(f"{plural(elided, 'line')} with elided labels")
-    return "\n".join(lines) + "\n", problems
+def _what_is_beyond(page: Mapping[str, PageAccelerator], described: Described) -> str:
+    """The bound that a line about one more accelerator or holder would exceed; empty where it exceeds none."""
+    entry = page.get(described.accelerator.uuid)
+    if entry is None:
+        return f"{MAX_DEVICES} accelerators" if len(page) >= MAX_DEVICES else ""
+    owner = described.owner
+    is_new = owner is not None and (owner.kind, owner.id) not in entry.owners
+    return f"{MAX_HOLDERS} holders of one accelerator" if is_new and len(entry.owners) >= MAX_HOLDERS else ""
 
 
 def _understood(profile: Profile, samples: Collection[PageSample]) -> Iterator[PageSample]:
@@ -232,22 +204,22 @@ def _ambiguous(profile: Profile, page: Mapping[str, PageAccelerator]) -> list[st
     for uuid, entry in page.items():
         for (family, _), series in entry.series.items():
             if differing := _differing(profile, series):
-                rows = {tuple(map(dict(labels).get, differing)) for labels in series}
+                rows = {frozenset(label for label in labels if label[0] in differing) for labels in series}
                 problems.append(
                     f"{uuid}: {len(rows)} different series of one family for one device: {family} differs in "
-                    f"{', '.join(differing)}; add a label to device.keys, or declare combine"
+                    f"{', '.join(sorted(differing)[:MAX_REASONS])}; add a label to device.keys, or declare combine"
                 )
                 break
     more = len(problems) - MAX_REASONS
     return [*problems[:MAX_REASONS], *([f"{plural(more, 'more device')} with different series"] if more > 0 else [])]
 
 
-def _differing(profile: Profile, series: Collection[frozenset[tuple[str, str]]]) -> list[str]:
+def _differing(profile: Profile, series: Collection[frozenset[tuple[str, str]]]) -> set[str]:
     """The labels in which series differ, without those of holders and parts and those that may differ."""
     if len(series) == 1:
-        return []
+        return set()
     names = {name for name, _ in frozenset.union(*series) - frozenset.intersection(*series)}
-    return sorted(name for name in names if not profile.may_differ(name))
+    return {name for name in names if not profile.may_differ(name)}
 
 
 def _checked(entry: PageAccelerator, name: str, rule: ValueRule, raw: float) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
 from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.metrics import Metric
 from gpuledger_common.profiles.model import (
@@ -58,7 +59,7 @@ class ProfileError(SettingsError):
 def read_profile(path: Path) -> Profile:
     """Read a profile. Raises ProfileError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     return parse_profile(text, str(path))
@@ -70,6 +71,8 @@ def parse_profile(text: str, place: str) -> Profile:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ProfileError(f"{place}: is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{place}: nests too deep, or holds a number that is too long") from error
     faults: list[str] = []
     profile = _profile(Table(content, f"{place}: ", faults))
     if faults:

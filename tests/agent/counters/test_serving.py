@@ -101,7 +101,7 @@ def test_a_round_reads_every_endpoint_and_a_failing_one_delays_nobody():
 
 def test_a_page_is_bounded():
     """A server that sends for ever is read up to the bound."""
-    with fake.serving(lambda: "x" * (MAX_PAGE_BYTES + 10)) as large, pytest.raises(ValueError, match="is larger than"):
+    with fake.serving(lambda: "x" * (MAX_PAGE_BYTES + 10)) as large, pytest.raises(OSError, match="is larger than"):
         fetch_page(large.url)
 
 

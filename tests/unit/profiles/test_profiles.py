@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from fakes.exporters import CAPTURES, profile, read, synthetic
 from gpuledger_common.profiles.library import all_profiles, matching, named_profile, packaged_ids
-from gpuledger_common.profiles.page import read_lines, read_page
+from gpuledger_common.profiles.lines import read_lines
+from gpuledger_common.profiles.page import read_page
 from gpuledger_common.profiles.read import ProfileError, parse_profile
 from gpuledger_common.readings import WHOLE_GPU
 

@@ -1,0 +1,126 @@
+"""What the agent asks of Kubernetes, asked of a real API server: pods, namespaces, slices, queue, rights, manifests."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fakes.ready_engines import control_plane
+from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
+from gpuledger_agent.queue import kubernetes
+
+pytestmark = pytest.mark.slow
+
+BASE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base"
+GATED = {"schedulingGates": [{"name": "example.com/quota"}]}
+PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Service": "/api/v1/namespaces/{}/services",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+}
+
+
+def manifests():
+    """The plain manifests, the namespace first."""
+    files = [path for path in sorted(BASE.glob("*.yaml")) if path.stem != "kustomization"]
+    found = [manifest for path in files for manifest in yaml.safe_load_all(path.read_text()) if manifest]
+    return sorted(found, key=lambda manifest: manifest["kind"] != "Namespace")
+
+
+@pytest.fixture(scope="module")
+def plane():
+    with control_plane() as running:
+        namespace = {"metadata": {"name": "vision", "labels": {"team": "seg"}}}
+        running.request("POST", PATHS["Namespace"], namespace)
+        with pytest.raises(ApiFailed, match="403"):
+            ApiServer(running.url, running.account).pods("n1")
+        for manifest in manifests():
+            place = manifest["metadata"].get("namespace", "")
+            running.request("POST", f"{PATHS[manifest['kind']].format(place)}?fieldValidation=Strict", manifest)
+        # The same rights for the user of the test's token as the manifests give to the agent's account.
+        (binding,) = [one for one in manifests() if one["kind"] == "ClusterRoleBinding"]
+        user = {"kind": "User", "name": "agent", "apiGroup": "rbac.authorization.k8s.io"}
+        running.request(
+            "POST", PATHS["ClusterRoleBinding"], {**binding, "metadata": {"name": "test"}, "subjects": [user]}
+        )
+        yield running
+
+
+@pytest.fixture
+def asked(plane):
+    return ApiServer(plane.url, plane.account, timeout_s=60)
+
+
+def add_pod(plane, name, node="", phase="", gpus=(), **spec):
+    """Create a pod, and say its phase in the kubelet's place; returns its uid."""
+    containers = [
+        {"name": f"c{at}", "image": "example.com/train", "resources": {"limits": dict([ask])}}
+        for at, ask in enumerate(gpus or [("cpu", "1")])
+    ]
+    body = {
+        "metadata": {"name": name, "labels": {"project": "x"}},
+        "spec": {"containers": containers, **({"nodeName": node} if node else {}), **spec},
+    }
+    path = "/api/v1/namespaces/vision/pods"
+    created = plane.request("POST", path, body)
+    if phase:
+        status = {"status": {"phase": phase}}
+        plane.request("PATCH", f"{path}/{name}/status", status, "application/merge-patch+json")
+    return created["metadata"]["uid"]
+
+
+def test_pods_of_a_node_and_labels_of_namespaces(plane, asked):
+    """More than a page of them; those of other nodes and of none are left out, and what has ended says so."""
+    uids = {f"p{number}": add_pod(plane, f"p{number}", "n1", "Running") for number in range(105)}
+    ended = add_pod(plane, "ended", "n1", "Succeeded")
+    add_pod(plane, "far", "n2", "Running")
+    facts = asked.pods("n1")
+    assert {name: fact.uid for (_, name), fact in facts.items()} == {**uids, "ended": ended}
+    assert facts["vision", "ended"] == PodFacts(ended, {"project": "x"}, ended=True)
+    assert facts["vision", "p0"].ended is False
+    assert asked.namespaces()["vision"]["team"] == "seg"
+
+
+def test_pods_that_wait(plane, asked):
+    """Unbound pods that ask for GPUs; the server itself says of a gated one that it is no candidate yet."""
+    add_pod(plane, "two", gpus=[("nvidia.com/gpu", "2"), ("nvidia.com/gpu", "1")])
+    add_pod(plane, "mig", gpus=[("nvidia.com/mig-3g.40gb", "1")])
+    add_pod(plane, "gated", gpus=[("nvidia.com/gpu", "4")], **GATED)
+    add_pod(plane, "bound", "n3", gpus=[("nvidia.com/gpu", "8")])
+    add_pod(plane, "none")
+    waiting = kubernetes.pending(asked, "train")
+    assert sorted(item.gpus for item in waiting) == [pytest.approx(3 / 7), 3.0]
+    assert {item.team for item in waiting} == {"vision"}
+
+
+def test_uuids_of_resource_slices(plane, asked):
+    """As a DRA driver publishes them."""
+    uuid = "GPU-5fd4f087-86f3-7a43-b711-4771313afc50"
+    devices = [
+        {"name": "gpu-0", "attributes": {"uuid": {"string": uuid}, "index": {"int": 0}}},
+        {"name": "gpu-1", "attributes": {"index": {"int": 1}}},
+    ]
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "n1", "pool": pool, "devices": devices}
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+    plane.request("POST", f"{path}?fieldValidation=Strict", {"metadata": {"name": "n1-gpus"}, "spec": spec})
+    assert asked.device_uuids("n1") == {("gpu.nvidia.com", "n1", "gpu-0"): uuid}
+    assert asked.device_uuids("n2") == {}
+
+
+def test_the_server_refuses_a_field_that_does_not_exist(plane):
+    """Or that it took the manifests would show nothing."""
+    (deployment,) = [one for one in manifests() if one["kind"] == "Deployment"]
+    spoilt = json.loads(json.dumps(deployment).replace('"livenessProbe"', '"livenesProbe"'))
+    spoilt["metadata"]["name"] = "spoilt"
+    path = PATHS["Deployment"].format(deployment["metadata"]["namespace"])
+    with pytest.raises(AssertionError, match="livenesProbe"):
+        plane.request("POST", f"{path}?fieldValidation=Strict", spoilt)
