@@ -26,9 +26,12 @@ MEANING = {
     "unavailable": VERMILION,
     "unobserved": PURPLE,
     "stranded": SKY,
+    "node costs": GREEN,
+    "unused commitments": GRAY,
+    "adjustments": "text",
     "capacity": "text",
     "ok": GREEN,
-    "degraded": ORANGE,
+    "degraded": "text",
     "failed": VERMILION,
     "unknown": GRAY,
 }

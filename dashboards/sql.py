@@ -10,7 +10,8 @@ midnight there, and the range chooses dates: 1 October to 1 November is October 
 
 from __future__ import annotations
 
-from dashboards.grafana import VERMILION, Json, annotation, chosen, column, source
+from dashboards.grafana import BLUE, EXACT, GRAY, VERMILION, Json, Panel, annotation, chosen, column, source, stat
+from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 
 FROM_MS = "$__unixEpochNanoFrom() / 1000000"
 TO_MS = "$__unixEpochNanoTo() / 1000000"
@@ -71,8 +72,13 @@ def picked(expression: str, variable: str) -> str:
 
 
 CURRENCY = "l.currency = ${currency:sqlstring}"
-HELD_COST = "l.state IN ('held', 'node_cost')"
-"""Lines of what owners held: GPU-time, and their share of the nodes, which has a cost and no GPU-time."""
+OR_UNPRICED = f"({CURRENCY} OR l.currency IS NULL)"
+"""Lines of one currency and those without a price: their hours belong beside that currency's cost."""
+CHOSEN_FIRST = "coalesce(f.currency <> ${currency:sqlstring}, true), f.per_day_micro DESC NULLS LAST, f.since_ms"
+"""Order of findings (`f`) of several currencies: those of the chosen one by cost, then the others."""
+PAID = ", ".join(f"'{state}'" for state in sorted(PAID_BY_OWNERS))
+BILLED = f"l.state IN ({PAID})"
+"""Lines that an owner pays, as in the chargeback: GPU-time, and node costs and adjustments, which have no GPU-time."""
 POOLS = picked("l.pool", "pool")
 MODELS = picked("l.gpu_model", "model")
 TEAMS = picked(TEAM, "team")
@@ -139,7 +145,9 @@ def states_of_cost(by: str, where: str) -> str:
         SELECT {by}, l.state, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_micro,
             sum(round(l.cost_micro * l.unknown_ns / nullif(l.gpu_ns, 0))) AS unknown_micro
         FROM {LEDGER} l WHERE {where} GROUP BY {by}, l.state) l, LATERAL (VALUES
-        (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END, l.cost_micro
+        (CASE WHEN l.state = 'held' THEN 'busy' WHEN l.state = 'node_cost' THEN 'node costs'
+            WHEN l.state = 'commitment_unused' THEN 'unused commitments' WHEN {BILLED} THEN 'adjustments'
+            ELSE l.state END, l.cost_micro
             - CASE WHEN l.state = 'held' THEN coalesce(l.idle_micro, 0) + coalesce(l.unknown_micro, 0) ELSE 0 END),
         ('idle', CASE WHEN l.state = 'held' THEN l.idle_micro END),
         ('activity unknown', CASE WHEN l.state = 'held' THEN nullif(l.unknown_micro, 0) END)) s (name, cost)"""
@@ -200,6 +208,13 @@ LANE = f"coalesce(a.node, '?') || ' / ' || {INDEX}"
 """How people call a GPU of the fleet."""
 
 
+STEPS = f"""generate_series({FROM_MS} / $__interval_ms * $__interval_ms, {TO_MS} - 1, $__interval_ms::bigint)
+    AS step (at_ms)"""
+"""The steps of a chart: where a line has no row for a step, a null breaks it, and without one it goes straight on."""
+TOUCHED = f"u.hour_ms > {FROM_MS} - 3600000 AND u.hour_ms < {TO_MS}"
+"""Hours of usage (`u`) that the range touches, also those in which it begins and ends."""
+
+
 FATAL = ("gpu_xid_errors_total", "gpu_ecc_uncorrected_volatile_total")
 """Counters whose every step is worth a mark on the charts."""
 
@@ -216,6 +231,34 @@ def errors(chosen_ones: str) -> tuple[Json, ...]:
         ORDER BY 1 LIMIT 200
     """
     return (annotation("Xid and ECC errors", query, VERMILION),)
+
+
+def events() -> tuple[Json, ...]:
+    """Marks where money changes: a price begins, a month is closed, a budget crosses a threshold."""
+    prices = f"""
+        SELECT to_timestamp(p.effective_from_ms / 1000.0) AS "time", 'Price of ' || string_agg(
+            concat_ws(' ', coalesce(nullif(p.gpu_model, ''), 'every model'), nullif('in ' || p.pool, 'in '),
+                p.purchase, trim_scale(p.rate_per_gpu_hour), p.currency), ', '
+            ORDER BY p.gpu_model, p.pool, p.purchase) AS text,
+            'price' AS tags
+        FROM price p WHERE p.superseded_at IS NULL AND {between("p.effective_from_ms")}
+        GROUP BY p.effective_from_ms ORDER BY 1 LIMIT 100
+    """
+    closes = f"""
+        SELECT to_timestamp(p.closed_ms / 1000.0) AS "time", p.name || ' was closed by ' || p.closed_by AS text,
+            'close' AS tags
+        FROM billing_period p WHERE {between("p.closed_ms")} ORDER BY 1 LIMIT 100
+    """
+    alerts = f"""
+        SELECT to_timestamp(a.fired_ms / 1000.0) AS "time",
+            'Budget ' || b.name || ' crossed ' || a.percent || ' % (' || a.rule || ')' AS text, 'budget' AS tags
+        FROM budget_alert a JOIN budget b ON b.id = a.budget_id WHERE {between("a.fired_ms")} ORDER BY 1 LIMIT 100
+    """
+    return (
+        annotation("Prices", prices, BLUE),
+        annotation("Closes", closes, GRAY),
+        annotation("Budget alerts", alerts, VERMILION),
+    )
 
 
 WORKLOAD_SPAN = f"""LEFT JOIN LATERAL (
@@ -247,8 +290,35 @@ def datasource() -> Json:
 
 
 def currency() -> Json:
-    """Amounts of two currencies are never added: one is shown at a time."""
-    return chosen("currency", "Currency", "SELECT DISTINCT currency FROM price ORDER BY 1", many=False)
+    """Amounts of two currencies are never added: one is shown at a time, first the one with the most GPU-time.
+
+    GPU-time, because amounts of two currencies cannot be compared.
+    """
+    query = f"""
+        SELECT c.currency FROM (
+            SELECT l.currency, sum(abs(l.gpu_ns)) AS ns FROM {LEDGER} l WHERE {DAYS} AND l.currency IS NOT NULL
+            GROUP BY 1 UNION ALL SELECT currency, 0 FROM price) c
+        GROUP BY 1 ORDER BY sum(c.ns) DESC, 1
+    """
+    return chosen("currency", "Currency", query, many=False)
+
+
+def other_currencies(where: str, width: int = 4) -> Panel:
+    """What is billed in currencies that the board does not show now; `where` has all of its choices but this one."""
+    panel = stat(
+        "In other currencies",
+        "Cost of the same choice in the currencies that are not shown; choose one above. May be empty.",
+        f"""
+        SELECT l.currency, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER}
+        WHERE {where} AND l.currency <> ${{currency:sqlstring}} GROUP BY 1 HAVING sum(l.cost_micro) <> 0 ORDER BY 1
+        """,
+        EXACT,
+        width=width,
+        decimals=2,
+        no_value="none",
+    )
+    panel.options["reduceOptions"] = {"calcs": [], "fields": "", "values": True}  # one number a row
+    return panel
 
 
 def team() -> Json:

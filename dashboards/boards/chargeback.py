@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dashboards.grafana import EXACT, GREEN, MONEY, VERMILION, Board, Panel, column, stat, table
-from dashboards.sql import DAYS, GPU_HOUR_NS, LEDGER, MICRO, OWNER, currency, datasource, date, drawn
-from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
+from dashboards.sql import (
+    DAYS,
+    GPU_HOUR_NS,
+    LEDGER,
+    MICRO,
+    OR_UNPRICED,
+    OWNER,
+    PAID,
+    currency,
+    datasource,
+    date,
+    drawn,
+    other_currencies,
+)
 from gpuledger_collector.accounting.currencies import MINOR_DIGITS
 
 ODD = sorted(code for code, digits in MINOR_DIGITS.items() if digits != 2)
@@ -53,7 +65,6 @@ def divided(name: str, unit: str) -> str:
     return f"({floored(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END) * {unit}"
 
 
-PAID = ", ".join(f"'{state}'" for state in sorted(PAID_BY_OWNERS))
 MEASURES = ("ns", "idle_ns", "cost", "idle_cost")
 
 
@@ -77,7 +88,8 @@ def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
 WITH l AS (
     SELECT l.currency, l.state, l.correction_of, {raw}, sum(l.gpu_ns) AS gpu_ns, sum(l.idle_ns) AS idle_ns,
         sum(l.unknown_ns) AS unknown_ns, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_cost_micro
-    FROM {LEDGER} l {OWNER} WHERE {DAYS} GROUP BY 1, 2, 3, {", ".join(str(at + 4) for at in range(len(levels)))}
+    FROM {LEDGER} l {OWNER} WHERE {DAYS} AND {OR_UNPRICED}
+    GROUP BY 1, 2, 3, {", ".join(str(at + 4) for at in range(len(levels)))}
 ), parts AS (
     SELECT l.currency, l.correction_of, {keys}, sum(l.gpu_ns) AS ns, sum(l.idle_ns) FILTER (WHERE {KNOWN}) AS idle_ns,
         sum(l.cost_micro) AS cost, sum(l.idle_cost_micro) FILTER (WHERE {KNOWN}) AS idle_cost
@@ -129,7 +141,7 @@ BOARD = Board(
     "gpuledger-chargeback",
     "GPU Ledger / Chargeback ledger",
     "The bill with the cells of the CSV of `gpuledger chargeback`. Choose whole days, which are the billing "
-    "zone's. Shares of common costs are not in it.",
+    "zone's; it opens on the last month. Shares of common costs are not in it.",
     (datasource(), currency()),
     (
         (
@@ -141,7 +153,7 @@ BOARD = Board(
                     f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l "
                     f"WHERE {DAYS} AND l.currency = ${{currency:sqlstring}}",
                     MONEY,
-                    width=6,
+                    width=5,
                     decimals=2,
                 ),
                 stat(
@@ -151,7 +163,7 @@ BOARD = Board(
                     f"{MICRO} AS cost "
                     f"FROM conservation_check l WHERE {DAYS}",
                     MONEY,
-                    width=6,
+                    width=5,
                     decimals=2,
                 ),
                 stat(
@@ -162,7 +174,7 @@ BOARD = Board(
                     f"{MICRO} AS difference "
                     f"FROM conservation_check l WHERE {DAYS}",
                     EXACT,
-                    width=6,
+                    width=5,
                     decimals=6,
                     steps=((None, VERMILION), (0, GREEN), (0.000001, VERMILION)),
                 ),
@@ -171,24 +183,27 @@ BOARD = Board(
                     "Days whose conservation check fails.",
                     f"SELECT count(*) FILTER (WHERE NOT l.holds) AS days FROM conservation_check l WHERE {DAYS}",
                     "none",
-                    width=6,
+                    width=4,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
+                other_currencies(DAYS, width=5),
             ),
         ),
         (
             "The bill",
             (
                 bill(
-                    "By team",
-                    "`gpuledger chargeback --by team --format csv` for the same days.",
+                    "By team ($currency)",
+                    "`gpuledger chargeback --by team --format csv` for the same days: its rows in this "
+                    "currency, and those without a price.",
                     ("team",),
                     ("team",),
                     12,
                 ),
                 bill(
-                    "By team and project",
-                    "`gpuledger chargeback --by team,project --format csv` for the same days.",
+                    "By team and project ($currency)",
+                    "`gpuledger chargeback --by team,project --format csv` for the same days: its rows in this "
+                    "currency, and those without a price.",
                     ("team", "project"),
                     ("team", "project"),
                     14,
@@ -221,5 +236,7 @@ BOARD = Board(
             ),
         ),
     ),
+    since="now-1M/M",
+    until="now-1M/M",
 )
 """The board that an accountant compares with the file."""

@@ -29,6 +29,7 @@ from dashboards.grafana import (
     table,
 )
 from dashboards.sql import (
+    BILLED,
     CORRECTION,
     CURRENCY,
     DAY_TIME,
@@ -36,7 +37,6 @@ from dashboards.sql import (
     FROM_MS,
     GPU_HOUR_NS,
     GRID,
-    HELD_COST,
     KWH,
     LEDGER,
     MICRO,
@@ -51,10 +51,12 @@ from dashboards.sql import (
     datasource,
     date,
     drawn,
+    events,
     leading,
     local,
     model,
     month_end,
+    other_currencies,
     pool,
     states_of_cost,
     whole,
@@ -71,8 +73,12 @@ TO_TEAM = (
         keep=("datasource", "currency", "pool", "model"),
     ),
 )
-PARTS_OF_COST = ("busy", "idle", "activity unknown", "unallocated", "unavailable", "unobserved", "stranded")
-GOOD_WHEN_LOWER = ((None, GREEN), (0.05, ORANGE), (0.2, VERMILION))
+PARTS_OF_COST = (
+    *("busy", "idle", "activity unknown", "node costs", "adjustments", "unallocated", "unavailable", "unobserved"),
+    *("stranded", "unused commitments"),
+)
+"""The names of `states_of_cost`: together they are the spend."""
+WASTE_STEPS = ((None, GREEN), (0.05, ORANGE), (0.2, VERMILION))
 
 NUMBERS = (
     stat(
@@ -94,6 +100,7 @@ NUMBERS = (
         "Held idle, unallocated, stranded and unused cost over all cost.",
         f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM {LEDGER} l WHERE {CHOSEN}",
         RATIO,
+        width=3,
         decimals=1,
         steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)),
         limits=(0, 1),
@@ -104,6 +111,7 @@ NUMBERS = (
         "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
         RATIO,
+        width=3,
         decimals=1,
         steps=((None, VERMILION), (0.4, ORANGE), (0.7, GREEN)),
         limits=(0, 1),
@@ -114,6 +122,7 @@ NUMBERS = (
         f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
         EXACT,
+        width=3,
         decimals=2,
     ),
     stat(
@@ -122,9 +131,11 @@ NUMBERS = (
         f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
         f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS} AND {OWN}",
         HOURS,
+        width=3,
         decimals=1,
         steps=((None, GREEN), (0.1, ORANGE)),
     ),
+    other_currencies(f"{DAYS} AND {POOLS} AND {MODELS}"),
 )
 
 CHANGE = f"""
@@ -167,7 +178,7 @@ LEVELS = (
 OF_BUDGET = " AND ".join(
     f"(b.owner ->> '{level}' IS NULL OR o.{name} = b.owner ->> '{level}')" for level, name in LEVELS
 )
-IN_MONEY = "measure <> 'gpu_hours' AND currency = ${currency:sqlstring}"
+IN_MONEY = "measure <> 'gpu_hours'"
 BUDGET_PERIODS = f"""
     b AS (
         SELECT id, name, owner, amount_micro, currency, measure,
@@ -228,7 +239,7 @@ BUDGETS = f"""
         least(1, greatest(0, (extract(epoch FROM now()) * 1000 - e.since_ms) / (e.until_ms - e.since_ms)))
             AS "time gone",
         e.expected / nullif(e.amount_micro, 0) AS "at its end", e.cost / {MICRO} AS spent,
-        e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "expected",
+        e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "expected", nullif(e.currency, '') AS currency,
         (SELECT string_agg(a.rule || ' ' || a.percent || ' %: ' || a.state, ', ' ORDER BY a.rule, a.percent)
             FROM budget_alert a WHERE a.budget_id = e.id AND a.period_start_ms = e.since_ms) AS thresholds,
         coalesce((SELECT string_agg(o.key || ' ' || o.value, ', ' ORDER BY o.key) FROM jsonb_each_text(e.owner) o),
@@ -256,13 +267,14 @@ BURN_UP = f"""
 """
 ANOMALIES = f"""
     SELECT coalesce(nullif(f.team, ''), f.subject) AS "who", f.cost_micro / {MICRO} AS cost,
-        f.per_day_micro / {MICRO} AS "cost a day", f.state AS kind, to_timestamp(f.since_ms / 1000) AS "since",
+        f.per_day_micro / {MICRO} AS "cost a day", f.currency, f.state AS kind,
+        to_timestamp(f.since_ms / 1000) AS "since",
         coalesce(to_char(to_timestamp(f.resolved_ms / 1000) AT TIME ZONE 'UTC', 'MM-DD HH24:MI'), 'ongoing')
             AS "until", f.confidence
     FROM finding f
     WHERE f.kind = 'anomaly' AND f.since_ms < {TO_MS} AND coalesce(f.resolved_ms, {TO_MS}) >= {FROM_MS}
-        AND (f.currency IS NULL OR f.currency = ${{currency:sqlstring}})
-    ORDER BY f.resolved_ms IS NOT NULL, f.cost_micro DESC NULLS LAST, f.since_ms DESC LIMIT 100
+    ORDER BY f.resolved_ms IS NOT NULL, coalesce(f.currency <> ${{currency:sqlstring}}, true),
+        f.cost_micro DESC NULLS LAST, f.since_ms DESC LIMIT 100
 """
 ANOMALY_WORDS = {
     "usage": "more use",
@@ -287,6 +299,7 @@ def budget_table(title: str, text: str, query: str) -> Panel:
             column("budget", unit="string"),
             column("owner", unit="string"),
             column("of what", unit="string", width=100),
+            column("currency", unit="string", width=78),
             column("thresholds", unit="string", width=330),
             column("time gone", unit=RATIO, decimals=0),
             *(
@@ -324,7 +337,7 @@ BOARD = Board(
     (
         ("The range", NUMBERS),
         (
-            "The month",
+            "This month, and the last two weeks",
             (
                 stat(
                     "This month and its projection ($currency)",
@@ -343,8 +356,14 @@ BOARD = Board(
                     RATIO,
                     width=12,
                     decimals=1,
-                    steps=GOOD_WHEN_LOWER,
+                    # Less spend or fewer hours held is neither good nor bad; less waste is good.
+                    overrides=(column("waste", steps=WASTE_STEPS),),
                 ),
+            ),
+        ),
+        (
+            "More of the range",
+            (
                 stat(
                     "List price against effective cost ($currency)",
                     "The range's own days at list price and as charged, where the price book gives a list rate; "
@@ -415,8 +434,9 @@ BOARD = Board(
                     decimals=0,
                 ),
                 shares(
-                    "Where each dollar went, by model",
-                    "Parts of the spend of each model in the range, corrections included, dearest model first.",
+                    "Where the money went, by model ($currency)",
+                    "Parts of the spend of each model in the range, corrections included, dearest model first; the "
+                    "parts of all models are the spend above.",
                     f"""
                    SELECT l.gpu_model AS model, {SHARES}
                    FROM {states_of_cost("l.gpu_model", CHOSEN)} GROUP BY 1 ORDER BY sum(s.cost) DESC NULLS LAST LIMIT 12
@@ -427,13 +447,14 @@ BOARD = Board(
                 ),
                 table(
                     "Teams ($currency)",
-                    "What each team holds and how much of it is idle, highest cost first. A team opens its showback.",
+                    "What each team is billed, with node costs and adjustments and without shares of common costs, and "
+                    "how much of it is idle; highest cost first. A team opens its showback.",
                     f"""
                   SELECT {TEAM} AS team, sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours", {CORRECTION}
-                  FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND {HELD_COST}
+                  FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND {BILLED}
                   GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """,
                     MONEY,
@@ -489,15 +510,16 @@ BOARD = Board(
                     ),
                 ),
                 table(
-                    "Anomalies ($currency)",
-                    "Spending outside the expected band, ongoing and dearest first, whatever pool and model are "
-                    "chosen. Empty is good.",
+                    "Anomalies",
+                    "Spending outside the expected band, ongoing first and then those in $currency by cost, whatever "
+                    "pool and model are chosen. Empty is good.",
                     ANOMALIES,
                     MONEY,
                     height=10,
                     decimals=0,
                     overrides=(
                         column("who", unit="string", width=105),
+                        column("currency", unit="string", width=78),
                         column("kind", unit="string", mappings=[codes(ANOMALY_WORDS)]),
                         column("since", unit="time:MM-DD HH:mm", width=92),
                         column("until", unit="string", width=92),
@@ -505,10 +527,10 @@ BOARD = Board(
                     ),
                 ),
                 budget_table(
-                    "Budgets ($currency)",
-                    "This period's spend against each budget in money, whatever pool and model are chosen; on total "
-                    "cost with the shares of common costs as last computed. More spent than time has passed is the "
-                    "sign to look. May be empty until budgets are declared.",
+                    "Budgets in money",
+                    "This period's spend against each budget in money, whatever currency, pool and model are chosen; "
+                    "on total cost with the shares of common costs as last computed. More spent than time has passed "
+                    "is the sign to look. May be empty until budgets are declared.",
                     BUDGETS,
                 ),
                 budget_table(
@@ -520,5 +542,6 @@ BOARD = Board(
             ),
         ),
     ),
+    annotations=events(),
 )
 """The first board to open."""

@@ -28,6 +28,7 @@ from dashboards.sql import (
     INDEX,
     LANE,
     NOW_IDLE,
+    STEPS,
     TO_MS,
     between,
     datasource,
@@ -35,6 +36,7 @@ from dashboards.sql import (
     node,
     picked,
 )
+from gpuledger_collector.services.node_health import SILENT_MS
 
 THERE = f"({ACCELERATORS}) a"
 NODES = picked("a.node", "node")
@@ -73,8 +75,9 @@ SLOWED = (
     "gpu_throttle_hw_thermal_seconds_total",
     "gpu_throttle_hw_power_brake_seconds_total",
 )
-SILENT_S = 900
-"""As gpuledger_collector.services.node_health has it."""
+SILENT_S = SILENT_MS // 1000
+LIVE = "a.status <> 'retired'"
+"""Nodes that nobody took out of the fleet, or that report again."""
 HOUR_MS = 3_600_000
 MOST_STEPS = 96
 """Of a heat map beyond two days: as many as a day has quarters."""
@@ -214,9 +217,9 @@ BOARD = Board(
                 ),
                 stat(
                     "Silent nodes",
-                    f"Nodes without a sign of life for {SILENT_S // 60} minutes.",
-                    "SELECT count(*) AS nodes FROM node a WHERE "
-                    f"a.last_seen_at < now() - interval '{SILENT_S} seconds' AND {picked('a.name', 'node')}",
+                    f"Nodes without a sign of life for {SILENT_S // 60} minutes; retired ones are left out.",
+                    f"SELECT count(*) AS nodes FROM node a WHERE {LIVE} "
+                    f"AND a.last_seen_at < now() - interval '{SILENT_S} seconds' AND {picked('a.name', 'node')}",
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
@@ -334,12 +337,13 @@ BOARD = Board(
                 ),
                 table(
                     "Nodes",
-                    "Every node with its agent, the longest silent first.",
+                    "Every node with its agent, the longest silent first and retired ones last.",
                     f"""
                   SELECT a.name AS node, extract(epoch FROM now() - a.last_seen_at) AS "silent for", a.status,
                       a.status_detail AS detail, a.last_seen_at AS "last seen", a.agent_version AS agent, a.driver,
                       a.source
-                  FROM node a WHERE {picked("a.name", "node")} ORDER BY a.last_seen_at, 1 LIMIT 2000
+                  FROM node a WHERE {picked("a.name", "node")}
+                  ORDER BY {LIVE} DESC, a.last_seen_at, 1 LIMIT 2000
                   """,
                     "string",
                     width=10,
@@ -390,7 +394,10 @@ BOARD = Board(
                        WHERE {NODES} AND {between("m.minute_ms")} AND m.slowed_ratio IS NOT NULL
                            AND a.node IS NOT NULL GROUP BY 1, 2
                    ), top AS (SELECT metric FROM line GROUP BY 1 ORDER BY avg(ratio) DESC, 1 LIMIT 10)
-                   SELECT line.at AS "time", line.metric, line.ratio FROM line JOIN top USING (metric) ORDER BY 1, 2
+                   SELECT to_timestamp(step.at_ms / 1000.0) AS "time", top.metric, line.ratio
+                   FROM {STEPS} CROSS JOIN top
+                       LEFT JOIN line ON line.metric = top.metric AND line.at * 1000 = step.at_ms
+                   ORDER BY 1, 2
                    """,
                     RATIO,
                     width=14,

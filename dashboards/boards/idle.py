@@ -22,6 +22,7 @@ from dashboards.sql import (
     ACCELERATORS,
     ACTIVITY_NOW,
     CHARGES,
+    CHOSEN_FIRST,
     CORRECTION,
     CURRENCY,
     DAY_TIME,
@@ -33,6 +34,7 @@ from dashboards.sql import (
     MICRO,
     MODELS,
     NOW_IDLE,
+    OR_UNPRICED,
     OWN,
     OWNER,
     POOLS,
@@ -42,7 +44,9 @@ from dashboards.sql import (
     WORKLOAD_SPAN,
     currency,
     datasource,
+    events,
     model,
+    other_currencies,
     picked,
     pool,
     team,
@@ -80,8 +84,7 @@ UNHELD_USE = f"{NOW} AND l.state = 'unallocated' AND (l.gpu_processes > 0 OR {AC
 READINGS = f"""l.gpu_processes AS processes, {ACTIVITY_NOW} AS activity, l.gpu_memory_used_bytes AS memory,
     l.gpu_power_watts AS power"""
 FINDINGS = f"""FROM finding f LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
-    WHERE f.kind = 'idle' AND f.resolved_ms IS NULL AND {PLACES}
-        AND (f.currency IS NULL OR f.currency = ${{currency:sqlstring}})"""
+    WHERE f.kind = 'idle' AND f.resolved_ms IS NULL AND {PLACES}"""
 BANDS = ("0 to 10 %", "10 to 25 %", "25 to 50 %", "50 to 75 %", "75 to 100 %")
 
 BOARD = Board(
@@ -99,33 +102,34 @@ BOARD = Board(
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {CURRENCY}",
                     EXACT,
-                    width=4,
+                    width=3,
                     decimals=2,
                 ),
                 stat(
-                    "Idle GPU-hours",
-                    "Held hours without activity.",
-                    f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
+                    "Idle GPU-hours ($currency)",
+                    "Held hours without activity, of GPUs with a price in this currency or with none.",
+                    f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} "
+                    f"WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
                     EXACT,
-                    width=4,
+                    width=3,
                     decimals=1,
                 ),
                 stat(
-                    "Idle share",
-                    "Idle hours over all hours with known activity.",
+                    "Idle share ($currency)",
+                    "Idle hours over all hours with known activity, of the same GPUs.",
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
-                    f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
+                    f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
                     RATIO,
-                    width=4,
+                    width=3,
                     decimals=1,
                     steps=IDLE_STEPS,
                     limits=(0, 1),
                 ),
                 stat(
-                    "Unallocated hours",
-                    "GPU-hours present and not held by any team.",
+                    "Unallocated GPU-hours ($currency)",
+                    "Present and not held by any team, of GPUs with a price in this currency or with none.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
-                    f"WHERE {CHOSEN} AND l.state = 'unallocated' AND {OWN}",
+                    f"WHERE {CHOSEN} AND {OR_UNPRICED} AND l.state = 'unallocated' AND {OWN}",
                     EXACT,
                     width=3,
                     decimals=1,
@@ -147,27 +151,29 @@ BOARD = Board(
                     steps=((None, GREEN), (1, ORANGE)),
                 ),
                 stat(
-                    "Not allocated",
+                    "Used without allocation",
                     "Accelerators that nobody holds, with a process or activity of 5 % and more; of all teams.",
                     f"SELECT count(*) AS accelerators {UNHELD_USE}",
                     COUNT,
                     width=3,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
+                other_currencies(f"{CHOSEN}", width=3),
             ),
         ),
         (
             "By day and by team",
             (
                 series(
-                    "Idle GPU-hours per day",
-                    "Idle (chosen teams) and unallocated hours of each day, without corrections of closed months.",
+                    "Idle GPU-hours per day ($currency)",
+                    "Idle (chosen teams) and unallocated hours of each day, with a price in this currency or none, "
+                    "without corrections of closed months.",
                     f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
                    FROM {LEDGER} l {OWNER}, LATERAL (VALUES
                        ('idle', CASE WHEN l.state = 'held' AND {TEAMS} THEN l.idle_ns END),
                        ('unallocated', CASE WHEN l.state = 'unallocated' THEN l.gpu_ns END)) s (name, ns)
-                   WHERE {CHOSEN} AND {OWN} AND s.ns IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+                   WHERE {CHOSEN} AND {OR_UNPRICED} AND {OWN} AND s.ns IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     EXACT,
                     bars=True,
@@ -235,20 +241,20 @@ BOARD = Board(
                     ),
                 ),
                 table(
-                    "Open findings of workloads ($currency)",
-                    "Idle or oversized allocations that go on now, highest cost a day first, and what a further day "
-                    "costs. May be empty, and then that is good.",
+                    "Open findings of workloads",
+                    "Idle or oversized allocations that go on now, those priced in $currency first, by cost a day, and "
+                    "what a further day costs. May be empty, and then that is good.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", f.state AS finding, w.key AS workload,
                       coalesce(w.name, w.external_id) AS name, w.user_name AS "user", f.team,
                       to_timestamp(f.since_ms / 1000) AS "since", f.cost_micro / {MICRO} AS cost,
-                      f.per_day_micro / {MICRO} AS "cost a day", f.confidence, {SPAN_COLUMNS}
+                      f.per_day_micro / {MICRO} AS "cost a day", f.currency, f.confidence, {SPAN_COLUMNS}
                   FROM (SELECT f.*, a.node, a.gpu_index {FINDINGS}
                       AND {picked("coalesce(nullif(f.team, ''), '(unattributed)')", "team")}
-                      AND f.workload_id IS NOT NULL ORDER BY f.per_day_micro DESC NULLS LAST, f.since_ms LIMIT 100) f
+                      AND f.workload_id IS NOT NULL ORDER BY {CHOSEN_FIRST} LIMIT 100) f
                   JOIN LATERAL (SELECT f.node, f.gpu_index) a ON true
                   JOIN workload w ON w.id = f.workload_id {WORKLOAD_SPAN}
-                  ORDER BY f.per_day_micro DESC NULLS LAST, f.since_ms
+                  ORDER BY {CHOSEN_FIRST}
                   """,
                     EXACT,
                     width=24,
@@ -264,6 +270,7 @@ BOARD = Board(
                         column("team", unit="string", width=100),
                         column("since", unit="dateTimeAsIso", width=150),
                         *(column(name, width=90) for name in ("cost", "cost a day")),
+                        column("currency", unit="string", width=78),
                         column("confidence", unit=RATIO, decimals=0, width=90),
                         *HIDDEN_SPAN,
                     ),
@@ -305,14 +312,15 @@ BOARD = Board(
                     ),
                 ),
                 table(
-                    "Accelerators that nobody holds ($currency)",
-                    "Open findings of the chosen pools and models, of all teams: highest cost a day first, and what "
-                    "a further day costs. May be empty, and then that is good.",
+                    "Accelerators that nobody holds",
+                    "Open findings of the chosen pools and models, of all teams: those priced in $currency first, by "
+                    "cost a day, and what a further day costs. May be empty, and then that is good.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", f.state AS finding, to_timestamp(f.since_ms / 1000) AS "since",
-                      f.cost_micro / {MICRO} AS cost, f.per_day_micro / {MICRO} AS "cost a day", f.confidence, a.model
+                      f.cost_micro / {MICRO} AS cost, f.per_day_micro / {MICRO} AS "cost a day", f.currency,
+                      f.confidence, a.model
                   {FINDINGS} AND f.workload_id IS NULL
-                  ORDER BY f.per_day_micro DESC NULLS LAST, f.since_ms LIMIT 100
+                  ORDER BY {CHOSEN_FIRST} LIMIT 100
                   """,
                     EXACT,
                     width=14,
@@ -324,6 +332,7 @@ BOARD = Board(
                         column("finding", unit="string", mappings=[codes(ATTENTION)], width=95),
                         column("since", unit="dateTimeAsIso", width=150),
                         *(column(name, width=85) for name in ("cost", "cost a day")),
+                        column("currency", unit="string", width=78),
                         column("confidence", unit=RATIO, decimals=0, width=90),
                     ),
                 ),
@@ -349,5 +358,6 @@ BOARD = Board(
         ),
     ),
     since="now-7d/d",
+    annotations=events(),
 )
 """The board that saves money."""

@@ -22,7 +22,9 @@ from dashboards.sql import (
     HIDDEN_SPAN,
     INDEX,
     SPAN_COLUMNS,
+    STEPS,
     TO_MS,
+    TOUCHED,
     WORKLOAD_SPAN,
     between,
     datasource,
@@ -61,7 +63,9 @@ def rolled(title: str, description: str, name: str, unit: str, *, width: int = 8
             FROM {THERE} JOIN gpu_minute m ON m.accelerator_id = a.id
             WHERE {CHOSEN} AND {MINUTES} AND m.{name} IS NOT NULL GROUP BY 1, 2
         ), top AS (SELECT metric FROM line GROUP BY 1 ORDER BY avg(value) DESC, 1 LIMIT {MOST_LINES})
-        SELECT line.at AS "time", line.metric, line.value FROM line JOIN top USING (metric) ORDER BY 1, 2
+        SELECT to_timestamp(step.at_ms / 1000.0) AS "time", top.metric, line.value
+        FROM {STEPS} CROSS JOIN top LEFT JOIN line ON line.metric = top.metric AND line.at * 1000 = step.at_ms
+        ORDER BY 1, 2
     """
     return series(title, description, query, unit, width=width, interval="1m", limits=(0, top))
 
@@ -125,13 +129,13 @@ BOARD = Board(
                 ),
                 table(
                     "Holders",
-                    "Workloads that held the selected GPUs in the range, longest first.",
+                    "Workloads that held the selected GPUs in the hours that the range touches, longest first.",
                     f"""
                   WITH held AS (
                       SELECT {INDEX} AS gpu, u.workload_id, sum(u.held_ms) / 1000.0 AS held,
                           sum(u.busy_ms) / 1000.0 AS busy, sum(u.idle_ms) / 1000.0 AS idle
                       FROM {THERE} JOIN usage_hour u ON u.accelerator_id = a.id
-                      WHERE {CHOSEN} AND {between("u.hour_ms")} AND u.workload_id IS NOT NULL
+                      WHERE {CHOSEN} AND {TOUCHED} AND u.workload_id IS NOT NULL
                       GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 200
                   )
                   SELECT held.gpu AS "GPU", w.key AS workload, coalesce(w.name, w.external_id) AS name,
@@ -211,7 +215,7 @@ BOARD = Board(
                     "From the GPUs' own counters, of all hours that the range touches.",
                     f"SELECT sum(u.energy_mj) / 3.6e9 AS energy FROM {THERE} JOIN usage_hour u ON u.accelerator_id "
                     f"= a.id "
-                    f"WHERE {CHOSEN} AND {between('u.hour_ms')}",
+                    f"WHERE {CHOSEN} AND {TOUCHED}",
                     "kwatth",
                     width=8,
                     height=8,

@@ -6,6 +6,8 @@ from dashboards.grafana import COUNT, EXACT, GREEN, ORANGE, RATIO, VERMILION, Bo
 from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, datasource, date, drawn, leading, node, picked
 
 NODES = picked("n.name", "node")
+LIVE = f"n.status <> 'retired' AND {NODES}"
+"""Chosen nodes that nobody took out of the fleet, or that report again."""
 BEAT = "coalesce((n.heartbeat ->> '{}')::bigint, 0)"
 PRODUCED, ACKED, PENDING, DROPPED, DEAD = (
     BEAT.format(name) for name in ("produced", "acked", "pending", "dropped", "dead")
@@ -28,9 +30,9 @@ BOARD = Board(
             (
                 stat(
                     "Nodes heard of",
-                    "Part of the known nodes whose agent gave a sign of life in the last 5 minutes.",
+                    "Nodes whose agent gave a sign of life in the last 5 minutes, over all that are not retired.",
                     "SELECT count(*) FILTER (WHERE n.last_seen_at >= now() - interval '5 minutes')::float8 "
-                    f"/ nullif(count(*), 0) AS part FROM node n WHERE {NODES}",
+                    f"/ nullif(count(*), 0) AS part FROM node n WHERE {LIVE}",
                     RATIO,
                     width=3,
                     limits=(0, 1),
@@ -39,7 +41,7 @@ BOARD = Board(
                 stat(
                     "Longest silence",
                     "Since the last sign of life of the most silent node.",
-                    f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {NODES}",
+                    f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {LIVE}",
                     "s",
                     width=3,
                     decimals=0,

@@ -21,13 +21,13 @@ from dashboards.grafana import (
     table,
 )
 from dashboards.sql import (
+    BILLED,
     CORRECTION,
     CURRENCY,
     DAY_TIME,
     DAYS,
     GPU_HOUR_NS,
     GRID,
-    HELD_COST,
     KWH,
     LEDGER,
     MICRO,
@@ -40,15 +40,17 @@ from dashboards.sql import (
     TEAMS,
     currency,
     datasource,
+    events,
     leading,
     model,
     month_end,
+    other_currencies,
     picked,
     pool,
     team,
 )
 
-CHOICE = f"{HELD_COST} AND {TEAMS} AND {picked(PROJECT, 'project')} AND {POOLS} AND {MODELS}"
+CHOICE = f"{BILLED} AND {TEAMS} AND {picked(PROJECT, 'project')} AND {POOLS} AND {MODELS}"
 HELD = f"{DAYS} AND {CHOICE}"
 PRICED = f"{HELD} AND {CURRENCY}"
 NAMED = f"{TEAM} || ' / ' || {PROJECT}"
@@ -91,7 +93,7 @@ BOARD = Board(
             (
                 stat(
                     "Cost ($currency)",
-                    "Charges of the chosen projects.",
+                    "Charges of the chosen projects as in the chargeback, without shares of common costs.",
                     f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
                     MONEY,
                     decimals=0,
@@ -101,6 +103,7 @@ BOARD = Board(
                     "Time for which the chosen projects held GPUs.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
                     HOURS,
+                    width=3,
                     decimals=0,
                 ),
                 stat(
@@ -127,9 +130,10 @@ BOARD = Board(
                     "intensity and PUE; unknown without one. Time whose energy nobody read is not in it.",
                     f'SELECT sum(e.kwh) AS "energy, kWh", sum(e.kg) AS "CO2e, kg" FROM ({PER_KWH}) e',
                     COUNT,
-                    width=8,
+                    width=5,
                     decimals=0,
                 ),
+                other_currencies(HELD),
                 stat(
                     "This month and its projection ($currency)",
                     "Charges so far this month (of the billing zone), and its end at the pace of the last 28 full "
@@ -254,5 +258,6 @@ BOARD = Board(
             ),
         ),
     ),
+    annotations=events(),
 )
 """For a head of research."""

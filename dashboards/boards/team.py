@@ -20,14 +20,15 @@ from dashboards.grafana import (
 )
 from dashboards.sql import (
     ACCELERATORS,
+    BILLED,
     CHARGES,
+    CHOSEN_FIRST,
     CORRECTION,
     CURRENCY,
     DAY_TIME,
     DAYS,
     GPU_HOUR_NS,
     GRID,
-    HELD_COST,
     HIDDEN_SPAN,
     INDEX,
     KWH,
@@ -46,9 +47,11 @@ from dashboards.sql import (
     currency,
     datasource,
     date,
+    events,
     leading,
     model,
     month_end,
+    other_currencies,
     picked,
     pool,
     team,
@@ -62,7 +65,7 @@ IDLE_WORDS = {
     "data_starved": "waits for data",
     "underused": "needs less",
 }
-HELD = f"{DAYS} AND {HELD_COST} AND {TEAMS} AND {POOLS} AND {MODELS}"
+HELD = f"{DAYS} AND {BILLED} AND {TEAMS} AND {POOLS} AND {MODELS}"
 PRICED = f"{HELD} AND {CURRENCY}"
 TO_WORKLOAD = to_workload("currency")
 TO_PROJECT = (
@@ -113,14 +116,13 @@ SHARES = f"""
 """
 """What each team had of its shares of pools: `chargeback --by share` in the range, for pools of the inventory."""
 TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
-MONTH = month_end(OWNER, f"{HELD_COST} AND {CURRENCY} AND {TEAMS} AND {POOLS} AND {MODELS}")
+MONTH = month_end(OWNER, f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {POOLS} AND {MODELS}")
 FINDING_TEAM = "coalesce(nullif(f.team, ''), '(unattributed)')"
 GIVE_BACK = f"""
     FROM finding f LEFT JOIN workload w ON w.id = f.workload_id
     LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
     WHERE f.kind = 'idle' AND f.resolved_ms IS NULL AND f.state IN ({", ".join(f"'{state}'" for state in IDLE_WORDS)})
         AND {picked(FINDING_TEAM, "team")} AND {picked("a.pool", "pool")} AND {picked("a.model", "model")}
-        AND (f.currency IS NULL OR {CURRENCY.replace("l.", "f.")})
 """
 """Held GPUs that do nothing now: what a team can give back."""
 IDLE_STEPS = ((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))
@@ -136,7 +138,7 @@ BOARD = Board(
             (
                 stat(
                     "Cost ($currency)",
-                    "Charges of the chosen teams.",
+                    "Charges of the chosen teams as in the chargeback, without shares of common costs.",
                     f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
                     MONEY,
                     decimals=0,
@@ -153,6 +155,7 @@ BOARD = Board(
                     "Held time, with or without a price.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
                     HOURS,
+                    width=3,
                     decimals=0,
                 ),
                 stat(
@@ -172,9 +175,10 @@ BOARD = Board(
                     f'SELECT sum({KWH}) AS "energy, kWh", sum({KWH} * grid.kg_per_kwh) AS "CO2e, kg" '
                     f"FROM ledger_day l {OWNER} {GRID} WHERE {HELD}",
                     COUNT,
-                    width=8,
+                    width=5,
                     decimals=0,
                 ),
+                other_currencies(HELD),
                 stat(
                     "This month and its projection ($currency)",
                     "Charges so far this month (of the billing zone), and its end at the pace of the last 28 full "
@@ -186,9 +190,10 @@ BOARD = Board(
                 ),
                 stat(
                     "Idle or underused now",
-                    "GPUs that the table below lists, and what another day of them costs in $currency.",
+                    "GPUs that the table below lists, and what another day of those priced in $currency costs.",
                     f'SELECT count(DISTINCT f.accelerator_id) AS "GPUs", '
-                    f"CASE WHEN count(*) = 0 THEN 0 ELSE sum(f.per_day_micro) / {MICRO} END "
+                    "CASE WHEN count(*) = 0 THEN 0 ELSE sum(f.per_day_micro) "
+                    f"FILTER (WHERE f.currency = ${{currency:sqlstring}}) / {MICRO} END "
                     f'AS "cost a day" {GIVE_BACK}',
                     MONEY,
                     width=12,
@@ -201,18 +206,18 @@ BOARD = Board(
             "What to give back",
             (
                 table(
-                    "Can be given back, or used better, now ($currency)",
-                    "Held GPUs that are idle or underused now, dearest first; a workload opens its page. Empty is "
-                    "good: may be empty.",
+                    "Can be given back, or used better, now",
+                    "Held GPUs that are idle or underused now, those priced in $currency first, by cost; a workload "
+                    "opens its page. Empty is good: may be empty.",
                     f"""
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
                       a.node || ' / ' || {INDEX} AS "GPU", f.state AS finding,
                       to_timestamp(f.since_ms / 1000) AS "since", f.cost_micro / {MICRO} AS "cost so far",
-                      f.per_day_micro / {MICRO} AS "cost a day", {SPAN_COLUMNS}
-                  FROM (SELECT f.* {GIVE_BACK} ORDER BY f.per_day_micro DESC NULLS LAST LIMIT 50) f
+                      f.per_day_micro / {MICRO} AS "cost a day", f.currency, {SPAN_COLUMNS}
+                  FROM (SELECT f.* {GIVE_BACK} ORDER BY {CHOSEN_FIRST} LIMIT 50) f
                   LEFT JOIN workload w ON w.id = f.workload_id
                   LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id {WORKLOAD_SPAN}
-                  ORDER BY f.per_day_micro DESC NULLS LAST
+                  ORDER BY {CHOSEN_FIRST}
                   """,
                     MONEY,
                     width=24,
@@ -220,7 +225,7 @@ BOARD = Board(
                     decimals=0,
                     overrides=(
                         column("workload", links=TO_WORKLOAD, unit="string"),
-                        *(column(name, unit="string") for name in ("name", "user", "GPU")),
+                        *(column(name, unit="string") for name in ("name", "user", "GPU", "currency")),
                         column("finding", unit="string", mappings=[codes(IDLE_WORDS)]),
                         column("since", unit="time:YYYY-MM-DD HH:mm"),
                         *HIDDEN_SPAN,
@@ -253,8 +258,8 @@ BOARD = Board(
             (
                 series(
                     "Cost a day, by team ($currency)",
-                    "Charges of held time: the nine dearest teams and all others. Corrections of closed months are in "
-                    "the tables.",
+                    "Charges, node costs and adjustments included: the nine dearest teams and all others. "
+                    "Corrections of closed months are in the tables.",
                     f"""
                    SELECT {DAY_TIME}, {TOP_TEAM} AS metric, sum(l.cost_micro) / {MICRO} AS cost
                    FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
@@ -330,7 +335,8 @@ BOARD = Board(
                     f"""
                   WITH top AS (
                       SELECT l.workload_id, sum(l.cost_micro) AS cost
-                      FROM {CHARGES} l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                      FROM {CHARGES} l {OWNER} WHERE {PRICED} AND l.workload_id IS NOT NULL
+                      GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   ), own AS MATERIALIZED (
                       SELECT l.* FROM top JOIN {CHARGES} l ON l.workload_id = top.workload_id
                   ), line AS (
@@ -363,5 +369,6 @@ BOARD = Board(
             ),
         ),
     ),
+    annotations=events(),
 )
 """The page that a team's lead opens."""

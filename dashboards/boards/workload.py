@@ -32,6 +32,7 @@ from dashboards.sql import (
     GPU_HOUR_NS,
     MICRO,
     OWN,
+    STEPS,
     TO_MS,
     between,
     currency,
@@ -125,8 +126,9 @@ def profile(title: str, description: str, name: str, unit: str, top: float | Non
                 AND m.minute_ms >= held.hour_ms AND m.minute_ms < held.hour_ms + 3600000
             WHERE m.{name} IS NOT NULL AND {between("m.minute_ms")} GROUP BY 1, 2
         )
-        SELECT at AS "time", avg(value) AS mean, min(value) AS "lowest GPU", max(value) AS "highest GPU"
-        FROM gpu GROUP BY 1 ORDER BY 1
+        SELECT to_timestamp(step.at_ms / 1000.0) AS "time", avg(value) AS mean, min(value) AS "lowest GPU",
+            max(value) AS "highest GPU"
+        FROM {STEPS} LEFT JOIN gpu ON gpu.at * 1000 = step.at_ms GROUP BY 1 ORDER BY 1
     """
     return series(
         title,
@@ -205,14 +207,14 @@ BOARD = Board(
             (
                 table(
                     "The workload",
-                    "Its names and tags, and who is charged for it.",
+                    "Its names and tags, and who is charged for it. Until is now at the latest.",
                     f"""
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.kind, w.user_name AS "user",
                       w.account,
                       (SELECT string_agg(t.key || '=' || t.value, ', ' ORDER BY t.key)
                           FROM jsonb_each_text(w.tags) t) AS tags, o.team, o.project,
                       min(to_timestamp(l.start_ms / 1000)) AS "from",
-                      max(to_timestamp(l.end_ms / 1000)) AS "until"
+                      least(max(to_timestamp(l.end_ms / 1000)), now()) AS "until"
                   FROM {CHARGES} l {MINE} LEFT JOIN owner o ON o.id = l.owner_id WHERE {RANGE}
                   GROUP BY w.id, o.id ORDER BY 9
                   """,

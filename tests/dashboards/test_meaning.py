@@ -1,12 +1,15 @@
 """What numbers of the boards mean: unknown is never zero, a chart stays readable, and panels agree with each other."""
 
+import datetime as dt
+import re
 from collections import defaultdict
 from decimal import Decimal
 
 import psycopg
 import pytest
 
-from fakes.boards import BOARDS, SPAN, asked, chosen, options
+from fakes.boards import BOARDS, SPAN, UNTIL, asked, chosen, options
+from fakes.grafana import Range, expanded
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.services.run_report import compare_sizes
@@ -24,10 +27,10 @@ def ledger(seeded):
         connection.rollback()
 
 
-def rows(connection, board, title, **choice):
+def rows(connection, board, title, *, span=SPAN, **choice):
     """The rows of a panel, by column, with all chosen but for `choice`."""
-    values = {**chosen(BOARDS[board], options(connection, BOARDS[board], SPAN), "all"), **choice}
-    (query,) = [query for query in asked(board, values, SPAN) if query.title == title]
+    values = {**chosen(BOARDS[board], options(connection, BOARDS[board], span), "all"), **choice}
+    (query,) = [query for query in asked(board, values, span) if query.title == title]
     cursor = connection.execute(query.sql.encode())
     names = [column.name for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
@@ -166,7 +169,7 @@ def test_a_chart_has_at_most_ten_series(ledger, board):
 
 def test_the_burn_up_ends_where_the_table_of_budgets_stands(ledger):
     """The last point of what is spent is the table's, and the amount is the budget's."""
-    by_name = {row["budget"]: row for row in rows(ledger, "finops", "Budgets ($currency)")}
+    by_name = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money")}
     lines = defaultdict(list)
     for row in rows(ledger, "finops", "Burn-up of $budget ($currency)", budget="fleet"):
         lines[row["metric"]].append(row["cost"])
@@ -178,7 +181,7 @@ def test_the_burn_up_ends_where_the_table_of_budgets_stands(ledger):
 
 def test_budgets_say_what_counts_and_in_which_unit(ledger):
     """Total cost is the direct cost and the stored shares; hours are in a table of their own, and in no money."""
-    money = {row["budget"]: row for row in rows(ledger, "finops", "Budgets ($currency)")}
+    money = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money")}
     assert {name: row["of what"] for name, row in money.items()} == {
         "fleet": "direct cost",
         "vision": "direct cost",
@@ -201,7 +204,36 @@ def test_budgets_say_what_counts_and_in_which_unit(ledger):
 
 
 def test_parts_of_a_dollar_are_the_spend(ledger):
-    """Where each dollar went, by model, adds up to the spend, corrections included."""
+    """Where the money went, by model ($currency), adds up to the spend, corrections included."""
     (spend,) = rows(ledger, "finops", "Spend ($currency)")
-    parts = rows(ledger, "finops", "Where each dollar went, by model")
+    parts = rows(ledger, "finops", "Where the money went, by model ($currency)")
     assert sum(value for row in parts for name, value in row.items() if name != "model" and value) == spend["spend"]
+
+
+def test_a_pause_is_a_gap(ledger):
+    """Half an hour without a minute of any GPU is a null in each line, not a straight one across it."""
+    pause = UNTIL - dt.timedelta(hours=2)
+    at_ms = int(pause.timestamp() * 1000)
+    ledger.execute("DELETE FROM gpu_minute WHERE minute_ms >= %s AND minute_ms < %s", (at_ms, at_ms + 1_800_000))
+    shown = rows(ledger, "node", "Utilization", span=Range(pause - dt.timedelta(hours=1), UNTIL))
+    within = [row for row in shown if pause <= row["time"] < pause + dt.timedelta(minutes=30)]
+    assert {row["metric"] for row in within} == {row["metric"] for row in shown}
+    assert len(within) >= 10
+    assert all(row["value"] is None for row in within)
+    assert any(row["value"] is not None for row in shown)
+
+
+def test_marks_name_prices_closes_and_alerts(ledger):
+    """Each is one mark with its words, in the range in which it happened."""
+    ledger.execute(
+        "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
+        "VALUES (0, 1, '1970-01', %s, 'ada', 'team', 0, '', '{}')",
+        (int(UNTIL.timestamp() * 1000) - 1,),
+    )
+    ledger.execute("UPDATE budget_alert SET fired_ms = %s", (int(UNTIL.timestamp() * 1000) - 1,))
+    marks = {mark["name"]: mark["target"]["rawSql"] for mark in BOARDS["finops"]["annotations"]["list"]}
+    texts = {name: [row[1] for row in ledger.execute(expanded(sql, SPAN, 60))] for name, sql in marks.items()}
+    assert texts["Closes"] == ["1970-01 was closed by ada"]
+    assert texts["Budget alerts"]
+    assert all(re.fullmatch(r"Budget .+ crossed 80 % \(actual\)", text) for text in texts["Budget alerts"])
+    assert any(text.startswith("Price of ") and " USD" in text for text in texts["Prices"])

@@ -144,7 +144,9 @@ def ledger(seeded, *arguments):
     return result.stdout
 
 
-@pytest.mark.parametrize(("title", "by"), [("By team", "team"), ("By team and project", "team,project")])
+@pytest.mark.parametrize(
+    ("title", "by"), [("By team ($currency)", "team"), ("By team and project ($currency)", "team,project")]
+)
 def test_the_bill_is_the_csv(reader, seeded, title, by):
     """Cell by cell, in the same order, to the cent and to the sixth place of the hours; what stands beside is not."""
     columns = (
