@@ -407,8 +407,6 @@ def test_templates_use_every_value_and_no_other():
 COMPARE = ROOT / "deploy/helm/compare"
 RENDERED = json.loads((ROOT / "deploy/helm/rendered.json").read_text())
 OPTIONS = yaml.safe_load((ROOT / "deploy/helm/options.yaml").read_text())
-HELM = os.environ.get("HELM") or shutil.which("helm")
-needs_helm = pytest.mark.skipif(not HELM, reason="helm is not installed; HELM=/path/to/helm names one")
 
 
 def rendered(name):
@@ -557,33 +555,30 @@ def test_monitors_of_another_namespace_still_find_the_pods():
     assert found["PrometheusRule"]["metadata"]["labels"]["release"] == "prometheus"
 
 
-@needs_helm
-def test_helm_renders_what_is_recorded():
+def test_helm_renders_what_is_recorded(helm):
     """The same manifests, and chart and plain manifests agree."""
     names = runpy.run_path(str(COMPARE))
-    assert names["differences"](HELM, None) == []
-    assert names["rendered_options"](HELM) == RENDERED["options"]
+    assert names["differences"](helm, None) == []
+    assert names["rendered_options"](helm) == RENDERED["options"]
 
 
-@needs_helm
-def test_the_alert_rules_are_rendered_unchanged():
+def test_the_alert_rules_are_rendered_unchanged(helm):
     """Their `{{ $labels }}` are Prometheus', not Helm's."""
     names = runpy.run_path(str(COMPARE))
-    text = names["render"](HELM, {"rules": {"enabled": True}})
+    text = names["render"](helm, {"rules": {"enabled": True}})
     (rule,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "PrometheusRule"]
     assert rule["spec"] == yaml.safe_load((ROOT / "dashboards/alerts/prometheus.yml").read_text())
 
 
-@needs_helm
 @pytest.mark.parametrize("flag", ["--set", "--set-json"])
-def test_lists_and_maps_may_be_null(flag):
+def test_lists_and_maps_may_be_null(helm, flag):
     """`--set networkPolicy.monitoringNamespaces=null` and the like render valid manifests, for every list and map."""
     open_ended = [".".join(path) for path in leaves(VALUES) if isinstance(value_at(path), list | dict)]
     assert "networkPolicy.monitoringNamespaces" in open_ended
     words = [word for name in open_ended for word in (flag, f"{name}=null")]
     switches = ["--set", "collector.ingress.enabled=true,monitors.enabled=true,namespace.create=true"]
     done = subprocess.run(
-        [HELM, "template", "r", CHART, *words, *switches], capture_output=True, text=True, check=False
+        [helm, "template", "r", CHART, *words, *switches], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     for manifest in yaml.safe_load_all(done.stdout):
@@ -599,7 +594,6 @@ def value_at(path):
     return value
 
 
-@needs_helm
 @pytest.mark.parametrize(
     "values",
     [
@@ -612,24 +606,23 @@ def value_at(path):
     ],
     ids=lambda values: values[0].partition("=")[0],
 )
-def test_helm_refuses_wrong_values(values):
+def test_helm_refuses_wrong_values(helm, values):
     """Before anything reaches the cluster."""
     words = [word for value in values for word in ("--set", value)]
-    done = subprocess.run([HELM, "template", "r", CHART, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([helm, "template", "r", CHART, *words], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
 
 
-@needs_helm
-def test_the_comparison_sees_a_difference(tmp_path):
+def test_the_comparison_sees_a_difference(helm, tmp_path):
     """A chart with another path of a probe, or a manifest less, appears as lines of a diff."""
     names = runpy.run_path(str(COMPARE))
     changed = shutil.copytree(CHART, tmp_path / "gpuledger")
     names["differences"].__globals__["CHART"] = changed
-    assert names["differences"](HELM, None) == []
+    assert names["differences"](helm, None) == []
     template = changed / "templates/collector.yaml"
     template.write_text(template.read_text().replace('"/readyz"', '"/ready"'))
     (changed / "templates/network.yaml").unlink()
-    found = "\n".join(names["differences"](HELM, None))
+    found = "\n".join(names["differences"](helm, None))
     assert re.search(r'^\+ +"path": "/ready"', found, re.MULTILINE)
     assert "NetworkPolicy gpuledger-agent" in found

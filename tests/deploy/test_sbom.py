@@ -46,6 +46,7 @@ def test_it_is_cyclonedx_and_has_every_pin(kind):
     names = {reference.removeprefix("pkg:pypi/").partition("@")[0] for reference in top["dependsOn"]}
     assert {"msgspec", "nvidia-ml-py", "prometheus-client", "h2"} <= names
     assert ("fastapi" in names) == (kind == "collector")
+    assert ("mcp" in names) == (kind == "collector")  # image and airgap folder are made from these pins
 
 
 def test_licenses_are_those_that_packages_state():

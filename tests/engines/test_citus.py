@@ -108,7 +108,8 @@ def ingest(played: Played, name: str, nodes: tuple[str, ...], begin: dt.datetime
     """Send nodes by two collectors at once, whose jobs run every second; wait until all is folded and rated."""
     folder = played.folder / name
     folder.mkdir()
-    with replicas(folder, played.dsn, 2) as pair:
+    # States of the last month are older than a default keeps them, from the middle of the next one on.
+    with replicas(folder, played.dsn, 2, GPULEDGER_KEEP_STATE_DAYS="0") as pair:
         threads = [
             threading.Thread(target=simulate, args=(pair[number % 2], node, begin)) for number, node in enumerate(nodes)
         ]
@@ -134,6 +135,9 @@ def play(played: Played, plain: str) -> None:
     if played.is_citus:
         played.step("distribute", lambda: played.command("db", "distribute", "--shards", "8"))
     played.step("prices", lambda: played.command("import", "prices", prices))
+    played.step("import of a table, twice", lambda: imported(played))
+    played.step("import of sacct's text over it", lambda: replaced(played))
+    played.step("start with a table", lambda: started(played))
     played.step("ingest by two collectors, fold, rate", lambda: ingest(played, "first", NODES, BEGIN))
     played.step("usage by the hour", lambda: played.value(TABLE_EVIDENCE))
     played.step("minutes", lambda: played.value("SELECT count(*) || ' ' || sum(samples) FROM gpu_minute"))
@@ -157,6 +161,45 @@ def play(played: Played, plain: str) -> None:
     played.step("backup", lambda: played.command("db", "backup", dump) and "")
     other = Played(plain, False, played.folder)
     played.step("restore on one Postgres", lambda: restored(other, dump))
+
+
+JOBS = "job_id,user,account,start,end,gpus,gpu_model,pool\n" + "".join(
+    f"{number},ann,{account},{BEGIN:%Y-%m-%d}T{number:02}:00:00Z,{BEGIN:%Y-%m-%d}T{number + 2:02}:00:00Z,4,H100,batch\n"
+    for number, account in enumerate(("vision", "nlp", "vision"), start=1)
+)
+BEGIN_S = int(BEGIN.timestamp())
+SACCT = "".join(
+    f"{number}|c1|vision|ann|batch|normal|COMPLETED|{BEGIN_S}|{BEGIN_S}|{BEGIN_S + 3600 * number}"
+    f"|{BEGIN_S + 3600 * (number + 2)}|7200|00:00:00|gres/gpu:h100=4|n1|||train\n"
+    for number in (1, 3)
+)
+
+
+def imported(played: Played) -> str:
+    """A table of jobs, again without the users and with another end, again with the first one."""
+    jobs = played.folder / "jobs.csv"
+    fewer = "".join(re.sub(r",\w+", "", line, count=1) + "\n" for line in JOBS.splitlines())
+    outputs = []
+    for text in (JOBS, fewer.replace("T04:", "T05:"), fewer):
+        jobs.write_text(text)
+        outputs.append(played.command("import", "usage", jobs))
+    return "".join(outputs)
+
+
+def replaced(played: Played) -> str:
+    """Slurm's accounting of the same time is refused, and then takes the table's place."""
+    dump = played.folder / "sacct.txt"
+    dump.write_text(SACCT)
+    words = ("import", "sacct", dump)
+    return played.command(*words, ends=2) + played.command(*words, "--replace")
+
+
+def started(played: Played) -> str:
+    """The bill of a table by one command, without what is the time of its run."""
+    jobs = played.folder / "lab.csv"
+    jobs.write_text(JOBS.replace(",batch\n", ",lab\n"))
+    output = played.command("start", jobs, "--rate", "2.5", "--yes")
+    return output.replace(str(played.folder), "")
 
 
 def close_of(form: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from fakes.processes import BIN, environment
 from gpuledger_collector.storage.database import POOLED
 from gpuledger_collector.storage.server import migrate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MODES = {
     "transaction": ("transaction", ""),

@@ -1,8 +1,9 @@
 """Shares of pools from what schedulers print: Slurm's associations and Kubernetes' resource quotas.
 
 Slurm: `sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres` (Slurm's manual of sacctmgr). An
-account with a limit of `gres/gpu` in GrpTRES has that many GPUs; where no account has one, accounts directly below
-`root` share the pool in proportion to their Share. Kubernetes: `kubectl get resourcequota -A -o json`; the share of a
+account with a limit of `gres/gpu` in GrpTRES has that many GPUs, and its parents, whose limits hold for all below them,
+none. Where no account has a limit, each in which jobs run has its part of the pool by the Shares from `root` down to
+it. Kubernetes: `kubectl get resourcequota -A -o json`; the share of a
 namespace is the least of its quotas of `requests.VENDOR/gpu` (Kubernetes, Resource Quotas).
 """
 
@@ -12,16 +13,34 @@ import csv
 import datetime as dt
 import json
 import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
+from fractions import Fraction
 from pathlib import Path
 
 from gpuledger_collector.accounting.fair_share import PoolShare
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed
+from gpuledger_collector.config.files import read_content
+from gpuledger_common.bounded_file import FileTooLarge
 
 COMMAND = "sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres"
 SLURM, KUBERNETES = "slurm", "kubernetes"
-_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")
+ROOT = "root"
+_COLUMNS = {
+    "account": "account",
+    "parname": "parent",
+    "parentname": "parent",
+    "user": "user",
+    "share": "share",
+    "fairshare": "share",
+    "grptres": "limits",
+}
+_NEEDED = {"account", "parent", "user", "limits"}
+_GPUS = re.compile(r"(?<![^,])gres/gpu(?::([^=,]+))?=(\d+)(?![^,])")
+"""A limit of GPUs, of one type or of all."""
 _REQUESTED = re.compile(r"requests\.[^/]+/gpu", re.ASCII)
 _DIGITS = Decimal("0.000001")
 
@@ -30,8 +49,10 @@ def read_shares(file: Path, pool: str, from_on: dt.date | None) -> tuple[str, Pa
     """Read shares of a pool, and say from which scheduler."""
     parsed: Parsed[PoolShare] = Parsed()
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_content(file).decode("utf-8-sig")
+    except FileTooLarge:
+        raise
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         parsed.problems.append(Problem("unreadable", str(file), f"cannot be read: {error}"))
         return "", parsed
     if text.lstrip().startswith("{"):
@@ -67,54 +88,118 @@ def _read_quotas(file: Path, text: str, parsed: Parsed[PoolShare], pool: str, fr
 
 
 def _read_associations(file: Path, text: str, parsed: Parsed[PoolShare], pool: str, from_on: dt.date | None) -> None:
-    lines = csv.reader(text.splitlines(), delimiter="|", quoting=csv.QUOTE_NONE)
-    header = [name.replace(" ", "").lower() for name in next(lines, [])]
-    names = {
-        "account": "account",
-        "parname": "parent",
-        "parentname": "parent",
-        "user": "user",
-        "share": "share",
-        "fairshare": "share",
-        "grptres": "limits",
-    }
-    columns = {names[name]: at for at, name in enumerate(header) if name in names}
-    if missing := sorted({"account", "user", "limits"} - columns.keys()):
-        parsed.problems.append(
-            Problem(
-                "columns",
-                f"{file}:1",
-                f"has no {', '.join(missing)}; run {COMMAND}",
-            )
-        )
+    tree = _read_tree(file, text, parsed)
+    if tree is None:
         return
-    accounts = [
-        cells
-        for row in lines
-        if len(row) >= len(header) and not (cells := {name: row[at].strip() for name, at in columns.items()})["user"]
-    ]
-    limited = {row["account"]: int(found[1]) for row in accounts if (found := _GPUS.search(row["limits"]))}
+    limited = tree.limits(pool.casefold())
     if limited:
         parsed.rows.extend(PoolShare(account, pool, None, gpus, from_on) for account, gpus in sorted(limited.items()))
+        parsed.notes.extend(tree.limit_notes(limited))
         return
-    _share_by_weight(file, accounts, parsed, pool, from_on)
-
-
-def _share_by_weight(
-    file: Path, accounts: list[dict[str, str]], parsed: Parsed[PoolShare], pool: str, from_on: dt.date | None
-) -> None:
-    weights = {
-        row["account"]: int(row["share"])
-        for row in accounts
-        if row.get("parent") == "root" and re.fullmatch(r"\d{1,9}", row.get("share", ""), re.ASCII)
-    }
-    whole = sum(weights.values())
-    if not whole:
+    fractions = tree.fractions()
+    if not fractions:
         parsed.problems.append(
             Problem("empty", str(file), "limits no account's gres/gpu, and none below root has a Share")
         )
         return
     parsed.rows.extend(
-        PoolShare(account, pool, (Decimal(weight) / whole).quantize(_DIGITS, ROUND_DOWN), None, from_on)
-        for account, weight in sorted(weights.items())
+        PoolShare(account, pool, fraction, None, from_on) for account, fraction in sorted(fractions.items())
     )
+    parsed.notes.extend(
+        f"{account} has fairshare=parent, which is no number: it and what is below it have no share"
+        for account in tree.without_number()
+    )
+
+
+def _read_tree(file: Path, text: str, parsed: Parsed[PoolShare]) -> _Tree | None:
+    lines = csv.reader(text.splitlines(), delimiter="|", quoting=csv.QUOTE_NONE)
+    header = [name.replace(" ", "").lower() for name in next(lines, [])]
+    columns = {_COLUMNS[name]: at for at, name in enumerate(header) if name in _COLUMNS}
+    if missing := sorted(_NEEDED - columns.keys()):
+        parsed.problems.append(Problem("columns", f"{file}:1", f"has no {', '.join(missing)}; run {COMMAND}"))
+        return None
+    rows = [{name: row[at].strip() for name, at in columns.items()} for row in lines if len(row) >= len(header)]
+    users: dict[str, int] = {}
+    for row in rows:
+        if row["user"]:
+            users[row["account"]] = users.get(row["account"], 0) + (_weight(row) or 0)
+    return _Tree({row["account"]: row for row in rows if not row["user"]}, users)
+
+
+def _weight(row: Mapping[str, str]) -> int | None:
+    """The Share of an account or user; None where it is no number, such as `parent`."""
+    share = row.get("share", "")
+    return int(share) if re.fullmatch(r"\d{1,9}", share, re.ASCII) else None
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Slurm's accounts, each with its parent, Share and limits."""
+
+    accounts: Mapping[str, Mapping[str, str]]
+    users: Mapping[str, int]
+    """Accounts with users of their own -> the Shares of those users together."""
+
+    def children(self, account: str) -> list[str]:
+        return [name for name, row in self.accounts.items() if row["parent"] == account != name]
+
+    def above(self, account: str) -> Iterator[str]:
+        """The account, its parent, and so on up to the root."""
+        seen: set[str] = set()
+        while account in self.accounts and account not in seen:
+            yield account
+            seen.add(account)
+            account = self.accounts[account]["parent"]
+
+    def limits(self, pool: str) -> dict[str, int]:
+        """GPUs of the lowest accounts that have a limit, within those of their parents."""
+        own = {
+            account: gpus for account, row in self.accounts.items() if (gpus := _limit(row["limits"], pool)) is not None
+        }
+        parents = {parent for account in own for parent in list(self.above(account))[1:]}
+        return {
+            account: min(own[name] for name in self.above(account) if name in own)
+            for account in own.keys() - parents - {ROOT}
+        }
+
+    def limit_notes(self, limited: Mapping[str, int]) -> Iterator[str]:
+        """Accounts whose jobs have no share, or one under the name of an account above them."""
+        for account in sorted(limited):
+            if below := self.children(account):
+                yield (
+                    f"the limit of {account} is the share of team {account}; its accounts {', '.join(sorted(below))} "
+                    "have none: name that team in a [[rule]] for their jobs"
+                )
+        without = [
+            account
+            for account in sorted(self.accounts.keys() - {ROOT})
+            if not self.children(account) and not limited.keys() & {*self.above(account)}
+        ]
+        if without:
+            yield f"no limit of gres/gpu, hence no share: {', '.join(without)}"
+
+    def fractions(self) -> dict[str, Decimal]:
+        """The part of the whole for each account in which jobs run, divided by Share from the root down."""
+        parts: dict[str, Fraction] = {}
+        pending = [(ROOT, Fraction(1))]
+        while pending:
+            account, part = pending.pop()
+            weights = {name: _weight(self.accounts[name]) or 0 for name in self.children(account)}
+            whole = sum(weights.values())
+            own = self.users.get(account, 0) if account != ROOT else 0
+            if account != ROOT and (own or not whole):
+                parts[account] = part * own / (own + whole) if whole else part
+            pending += [(name, part * weight / (own + whole)) for name, weight in weights.items() if weight]
+        return {
+            account: (Decimal(part.numerator) / part.denominator).quantize(_DIGITS, ROUND_DOWN)
+            for account, part in parts.items()
+        }
+
+    def without_number(self) -> list[str]:
+        return sorted(account for account, row in self.accounts.items() if row.get("share") == "parent")
+
+
+def _limit(text: str, pool: str) -> int | None:
+    """GPUs of a GrpTRES: of the type that the pool is named after, else of all, else of every type together."""
+    types = {kind.casefold(): int(gpus) for kind, gpus in _GPUS.findall(text)}
+    return types.get(pool, types.get("", sum(types.values()))) if types else None

@@ -70,6 +70,14 @@ def statements(schema: str, role: str, owner: Mapping[str, str]) -> Iterator[sql
         yield sql.SQL("GRANT SELECT ON {} TO {}").format(target, name)
 
 
+def removal(schema: str, role: str) -> Iterator[sql.Composed]:
+    """List the statements that take the role's restrictions away, with which the role could not be dropped."""
+    for table in TABLES:
+        yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(
+            sql.Identifier(_POLICY.format(role)), sql.Identifier(schema, table)
+        )
+
+
 def is_bound(connection: Connection, role: str) -> bool:
     """Whether a role is already restricted to an owner."""
     row = connection.execute("SELECT 1 FROM pg_policies WHERE policyname = %s LIMIT 1", (_POLICY.format(role),))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -68,6 +69,7 @@ OWNED = {
     "accelerator": "id IN (SELECT accelerator_id FROM finding) OR id IN (SELECT accelerator_id FROM dispute)",
 }
 """Tables of which a viewer sees some rows -> their condition. Policies also apply to tables inside a condition."""
+_READ = re.compile(r"\bFROM (\w+)")
 COMMON = {
     "conservation_check": "",
     "corrected_day": "",
@@ -82,10 +84,10 @@ COMMON = {
 """Tables of days, months and places without an owner -> the columns that are visible (empty: all)."""
 
 
-def statements(schema: str, tables: Container[str], replicated: Container[str] = ()) -> Iterator[sql.Composed]:
+def statements(schema: str, tables: Container[str], unfiltered: Container[str] = ()) -> Iterator[sql.Composed]:
     """Yield the statements that set up grants and policies for these tables; the role must exist.
 
-    Tables that Citus replicates take no policy: of workloads and accelerators a viewer may read every name there.
+    `unfiltered`: tables that take no policy on Citus, so that a viewer may read every row of them.
     """
     role, place = sql.Identifier(ROLE), sql.Identifier(schema)
     yield sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(place, role)
@@ -96,7 +98,7 @@ def statements(schema: str, tables: Container[str], replicated: Container[str] =
     for table, condition in ((name, own) for name, own in OWNED.items() if name in tables):
         target, own, everybody = sql.Identifier(schema, table), sql.Identifier(POLICY), sql.Identifier(EVERYBODY)
         yield sql.SQL("GRANT SELECT ON {} TO {}").format(target, role)
-        if table in replicated:
+        if table in unfiltered:
             continue
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(everybody, target)
         # With row-level security on, a role without a policy sees nothing: this one restores the usual rights for
@@ -124,6 +126,18 @@ _UP_TO_DATE = (
     "AND obj_description(p.oid, 'pg_policy') = %(version)s)"
 )
 _PARAMETERS = {"role": ROLE, "policy": POLICY, "version": VERSION}
+
+
+def unfiltered(connection: Connection) -> set[str]:
+    """Tables without a policy because Citus took them over, or because their condition reads one of those."""
+    if not distribution.managed(connection):
+        return set()
+    converted = distribution.converted(connection)
+    return {
+        table
+        for table, condition in OWNED.items()
+        if table in converted or converted.intersection(_READ.findall(condition))
+    }
 
 
 def is_enabled(connection: Connection) -> bool:
@@ -202,7 +216,7 @@ def _enable(connection: Connection) -> None:
         row = connection.execute("SELECT current_schema()").fetchone()
         assert row is not None
         tables = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row)
-        for statement in statements(row[0], {name for (name,) in tables}, distribution.managed(connection)):
+        for statement in statements(row[0], {name for (name,) in tables}, unfiltered(connection)):
             connection.execute(statement)
 
 
@@ -221,7 +235,10 @@ def _ensure_role(connection: Connection) -> None:
 
 
 def advice(connection: Connection) -> str:
-    """The SQL that an administrator must run before row-level security can be enabled."""
-    row = connection.execute("SELECT quote_ident(current_user)").fetchone()
+    """What must be done before row-level security is enabled: an administrator's SQL where the role is missing."""
+    row = connection.execute(f"SELECT quote_ident(current_user), {_MAY_BECOME_VIEWER}", _PARAMETERS).fetchone()
     assert row is not None
-    return f"CREATE ROLE {ROLE} NOLOGIN; GRANT {ROLE} TO {row[0]}; then: gpuledger db upgrade"
+    user, may_become_viewer = row
+    if may_become_viewer:
+        return "gpuledger db upgrade, which says what prevents it"
+    return f"CREATE ROLE {ROLE} NOLOGIN; GRANT {ROLE} TO {user}; then: gpuledger db upgrade"

@@ -131,10 +131,15 @@ def _keep_known(connection: Connection, columns: UsageColumns) -> int:
         values["tags"] = "(w.tags - %s::text[]) || i.tags"
     if not values:
         return 0
+    known = ", ".join(f"{value} AS {name}" for name, value in values.items())
+    compared = ", ".join(f"i.{name}" for name in values)
+    # Materialized, because Citus updates no temporary table by a join to a table of its own.
     return connection.execute(
-        f"UPDATE incoming i SET {', '.join(f'{name} = {value}' for name, value in values.items())} "
-        "FROM workload w JOIN imported_usage u ON u.workload_id = w.id WHERE w.key = i.key "
-        f"AND ({', '.join(values.values())}) IS DISTINCT FROM ({', '.join(f'i.{name}' for name in values)})",
+        f"WITH known AS MATERIALIZED (SELECT i.key, {known} FROM incoming i JOIN workload w USING (key) "
+        "JOIN imported_usage u ON u.workload_id = w.id "
+        f"WHERE ({', '.join(values.values())}) IS DISTINCT FROM ({compared})) "
+        f"UPDATE incoming i SET {', '.join(f'{name} = k.{name}' for name in values)} "
+        "FROM known k WHERE k.key = i.key",
         [] if columns.tags is None else [sorted(columns.tags)] * 2,
     ).rowcount
 

@@ -35,7 +35,7 @@ def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
     if problems := violations(connection):
         raise NotDistributable(f"the tables cannot be distributed: {'; '.join(problems)}")
     done = managed(connection)
-    statements = [] if done.issuperset(REFERENCE) else _drop_policies(connection)
+    statements = _drop_policies(connection)
     statements += [f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done]
     first, *others = DISTRIBUTED
     if first not in done:
@@ -123,14 +123,44 @@ def violations(connection: Connection) -> list[str]:
     return [str(row[0]) for rows in (keys, triggers, foreign) for row in rows]
 
 
-def _drop_policies(connection: Connection) -> list[str]:
-    """Drop row-level security of replicated tables: Citus takes no policy that reads another table."""
+_CONVERTED = """
+WITH RECURSIVE converted (oid) AS (
+    SELECT oid FROM pg_class
+    WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(%(tables)s)
+    UNION
+    SELECT CASE WHEN k.conrelid = converted.oid THEN k.confrelid ELSE k.conrelid END
+    FROM converted JOIN pg_constraint k
+        ON k.contype = 'f' AND converted.oid IN (k.conrelid, k.confrelid)
+)
+"""
+"""Tables that are spread or replicated, and those that a chain of foreign keys ties to them."""
+
+
+def converted(connection: Connection) -> set[str]:
+    """Tables that Citus takes over: it converts whatever foreign keys tie to a replicated table."""
     rows = connection.execute(
-        "SELECT format('DROP POLICY %%I ON %%I', p.polname, c.relname) FROM pg_policy p JOIN pg_class c"
-        " ON c.oid = p.polrelid WHERE c.relnamespace = current_schema()::regnamespace AND c.relname = ANY(%(tables)s)"
-        " UNION ALL SELECT format('ALTER TABLE %%I DISABLE ROW LEVEL SECURITY', relname) FROM pg_class"
-        " WHERE relrowsecurity AND relnamespace = current_schema()::regnamespace AND relname = ANY(%(tables)s)",
-        {"tables": list(REFERENCE)},
+        f"{_CONVERTED} SELECT relname FROM converted JOIN pg_class USING (oid) WHERE NOT relispartition",
+        {"tables": [*DISTRIBUTED, *REFERENCE]},
+    )
+    return {str(row[0]) for row in rows}
+
+
+def _drop_policies(connection: Connection) -> list[str]:
+    """Drop the policies of tables that Citus takes over, and those that read such a table.
+
+    Citus takes no policy with a subquery, nor plans one that reads a table of its own.
+    """
+    rows = connection.execute(
+        f"""{_CONVERTED}
+        SELECT format('DROP POLICY %%I ON %%I', p.polname, c.relname)
+        FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid WHERE p.polrelid IN (TABLE converted)
+            OR EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_policy'::regclass AND d.objid = p.oid
+                AND d.refclassid = 'pg_class'::regclass AND d.refobjid IN (TABLE converted))
+        UNION ALL
+        SELECT format('ALTER TABLE %%I DISABLE ROW LEVEL SECURITY', relname)
+        FROM pg_class JOIN converted USING (oid) WHERE relrowsecurity
+        """,
+        {"tables": [*DISTRIBUTED, *REFERENCE]},
     )
     return [str(row[0]) for row in rows]
 
