@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docs import assistants, manual, profiles, seen_on
+from docs import admission, assistants, manual, profiles, seen_on
 
 from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Metric
@@ -223,6 +223,7 @@ def chart_values(text: str) -> Iterator[tuple[list[str], Any, str]]:
 
 
 PAGES: dict[Path, Callable[[], str]] = {
+    REFERENCE / "admission.md": lambda: NOTICE + admission.page(table),
     REFERENCE / "commands.md": commands_page,
     REFERENCE / "assistants.md": lambda: assistants.page(NOTICE, table),
     REFERENCE / "metrics.md": metrics_page,

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.profiles.library import DCGM, packaged_profile
-from gpuledger_common.profiles.page import read_lines, read_page
+from gpuledger_common.profiles.lines import read_lines
+from gpuledger_common.profiles.page import read_page
 
 FACTS = Path(__file__).with_suffix(".csv")
 CAPTURES = Path(__file__).resolve().parents[2] / "shared" / "data" / "captures"

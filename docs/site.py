@@ -58,7 +58,8 @@ SECTIONS = {
         *(f"docs/guides/{name}.md" for name in ("autoscaling", "plan", "over-time")),
     ],
     "Reference": [
-        f"docs/reference/{name}.md" for name in ("commands", "settings", "metrics", "profiles", "tables", "assistants")
+        f"docs/reference/{name}.md"
+        for name in ("commands", "settings", "admission", "metrics", "profiles", "tables", "assistants")
     ],
     "Runbooks": ["docs/runbooks/"],
     "Trust": [

@@ -54,7 +54,9 @@ def command_of(app: Any) -> Any:
 
 WORLDS = ("tests/dashboards/", "tests/pages/test_site", "tests/postgres/mcp/")
 """Where tests share a ledger of the session: one process furnishes it."""
-LONGEST = ("tests/journeys/", "tests/scenarios/", *WORLDS, "tests/oracle/", "tests/pages/", "tests/postgres/")
+WAITING = ("tests/faults/", "tests/replicas/", "tests/engines/", "tests/architecture/")
+"""Mostly slow tests that wait for processes which are killed and started again."""
+LONGEST = (*WAITING, "tests/journeys/", "tests/scenarios/", *WORLDS, "tests/oracle/", "tests/pages/", "tests/postgres/")
 """In the order in which they begin, so that no process is left alone with one of them at the end."""
 
 

@@ -27,6 +27,8 @@ class Readiness:
     partitions: Callable[[], int] = lambda: 0
     """Counts the partitions of evidence; may block, and raise StorageError or psycopg.Error."""
     most_partitions: int = 0
+    refusals: Callable[[], str | None] = lambda: None
+    """Who was refused lately, in a sentence."""
     heartbeat: Callable[[], str] = lambda: ""
     """Why the last heartbeat failed; empty when it was written."""
 
@@ -45,6 +47,9 @@ class Readiness:
 
     def note(self) -> str | None:
         """Return what needs attention although batches are taken; asked only without a problem."""
+        return "; ".join(filter(None, (self.refusals(), self._partition_note()))) or None
+
+    def _partition_note(self) -> str | None:
         try:
             count = self.partitions()
         except Exception as error:

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuledger_common.bounded_file import read_secret_file
 from gpuledger_common.settings import SettingsError, given_settings
+
+log = logging.getLogger(__name__)
 
 PREFIX = "GPULEDGER_"
 AGENT_PREFIX = "GPULEDGER_AGENT_"
@@ -62,6 +66,7 @@ class Settings:
         None, "reader's token of `gpuledger mcp`; empty: it reads all of the database that it opens"
     )
     workers: int = setting(0, "processes that serve; 0: one on fewer than 4 cores, else a half, at most 4", most=32)
+    page_seconds: int = setting(30, "how long a page or an answer to a reader may take before 503; 0: any time")
     max_connections: int = setting(20_000, "HTTP connections of a worker at once; others are closed", least=1)
 
     writers: int = setting(1, "database connections that write batches; one makes the largest groups", least=1)
@@ -80,6 +85,15 @@ class Settings:
         20_000, "accelerators and workloads of a node that are new to a collector; 0: any"
     )
     node_new_days_per_hour: int = setting(200, "days of a node's samples and usage that are new to a collector; 0: any")
+    node_new_owners_per_hour: int = setting(
+        1000, "owners (teams, projects, accounts, users) of a node that are new to a collector; 0: any"
+    )
+    node_queue_readings_per_hour: int = setting(
+        720, "readings of schedulers' queues that a node, or a token for any node, may send; 0: any"
+    )
+    node_queue_bytes_per_hour: int = setting(
+        64 * 1024 * 1024, "bytes that its queue readings may store, summed by owner and pool; 0: any"
+    )
     min_free_bytes: int = setting(
         256 * 1024 * 1024, "free disk of the embedded database, below which /readyz says 503; 0: any"
     )
@@ -245,7 +259,7 @@ def default_data_dir(environment: Mapping[str, str], home: Path) -> Path:
 def read_secret(path: Path, name: str) -> str:
     """The content of a secret's file, stripped. Raises SettingsError with the name of the setting."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return read_secret_file(path, lambda sentence: log.warning("%s: %s", name, sentence))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
         raise SettingsError(f"{name}: {path} cannot be read ({reason})") from error

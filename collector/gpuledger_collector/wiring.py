@@ -6,9 +6,11 @@ Below this module nothing reads the clock, the environment or a global.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from gpuledger_collector.api.intake import Intake
     from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
+    from gpuledger_collector.api.reader_limits import ReaderLimits
     from gpuledger_collector.api.remote_write import RemoteIntake
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
+    from gpuledger_collector.api.shared_quotas import SharedQuotas
     from gpuledger_collector.ingest.batches.commit import GroupCommit
     from gpuledger_collector.ingest.batches.store import EnsurePartitions
     from gpuledger_collector.ingest.batches.validate import Accepted
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.jobs.notify_findings import MailWriters
     from gpuledger_collector.jobs.pack_samples import ArchiveRetention
     from gpuledger_collector.mcp.http import Endpoint
+    from gpuledger_collector.mcp.ledger import Reader
     from gpuledger_collector.notifications.links import AckLinks, PageLinks
     from gpuledger_collector.notifications.reclaim import ReclaimBackend
     from gpuledger_collector.notifications.sender import Sender
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.worker_group import WorkerGroup
     from gpuledger_common.wire import Answer
 
+log = logging.getLogger(__name__)
 INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=10000"
 """An acknowledged batch is on disk, whatever the server's default; a blocked writer gives up, and its agents retry."""
 TOKENS_SESSION = "-c statement_timeout=10000 -c lock_timeout=2000"
@@ -150,6 +156,8 @@ def collector(
     from gpuledger_collector.api import acks, app
     from gpuledger_collector.api.context import ReadContext
     from gpuledger_collector.api.metrics import Metrics
+    from gpuledger_collector.api.reader_limits import ReaderLimits
+    from gpuledger_collector.api.shared_quotas import all_of
     from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.storage.telemetry import partitions
 
@@ -167,18 +175,22 @@ def collector(
         lambda: readiness_problems(opened),
         lambda: count_partitions(opened),
         partitions.MAX_PARTITIONS,
+        intake.refusals.summary,
     )
-    assistants = mcp_endpoint(settings, opened, clock, keys) if settings.mcp else None
+    readers = ReaderLimits(keys, settings.page_seconds)
+    lifespans = [] if opened.standby else [shared_quotas(intake, remote, opened).lifespan]
+    assistants = mcp_endpoint(settings, opened, clock, keys, readers) if settings.mcp else None
     application = app.create(
         intake,
         remote,
         metrics,
         readiness.problem,
         context,
+        readers,
         # While one worker is replaced the others serve: a balancer before them need not know.
         lambda: leaving.is_set() and (group is None or group.is_stopping),
         readiness.note,
-        None if assistants is None else assistants.lifespan,
+        partial(all_of, [*lifespans, *([] if assistants is None else [assistants.lifespan])]),
         None if group is None else group.summary,
     )
     if assistants is not None:
@@ -205,20 +217,40 @@ def access_keys(settings: Settings, opened: Database, clock: Callable[[], dt.dat
     )
 
 
-def require_mcp() -> None:
-    """Raise EnvironmentLacks where the SDK of the Model Context Protocol is not installed."""
+MCP_REMEDY = (
+    "pip install --require-hashes --requirement requirements/mcp.txt in a checkout, "
+    "or pipx inject gpuledger 'mcp>=2.3,<2.4'"
+)
+MCP_MISSING = f"answers for assistants need the package mcp, which is not installed here: {MCP_REMEDY}"
+
+
+def has_mcp() -> bool:
+    """Whether the SDK of the Model Context Protocol is installed, without loading it."""
     from importlib.util import find_spec
 
+    return find_spec("mcp") is not None
+
+
+def require_mcp() -> None:
+    """Raise EnvironmentLacks where the SDK of the Model Context Protocol is not installed."""
     from gpuledger_collector.storage.errors import EnvironmentLacks
 
-    if find_spec("mcp") is None:
-        raise EnvironmentLacks("answers for assistants are an extra: pip install 'gpuledger[collector,embedded,mcp]'")
+    if not has_mcp():
+        raise EnvironmentLacks(MCP_MISSING)
 
 
-def mcp_endpoint(settings: Settings, opened: Database, clock: Callable[[], dt.datetime], keys: Keys) -> Endpoint:
-    """Create the endpoint of assistants, behind the same tokens as every reading route. Raises EnvironmentLacks."""
-    require_mcp()
+def mcp_endpoint(
+    settings: Settings, opened: Database, clock: Callable[[], dt.datetime], keys: Keys, readers: ReaderLimits
+) -> Endpoint | None:
+    """Create the endpoint of assistants, behind the same tokens as every reading route.
+
+    None without their SDK, which the log says: intake must not depend on an extra.
+    """
+    if not has_mcp():
+        log.error("assistants are not answered, although mcp is true: %s", MCP_MISSING)
+        return None
     from gpuledger_collector.api.context import as_http_error
+    from gpuledger_collector.api.reader_limits import ReadRefused, payer_of
     from gpuledger_collector.mcp import http
     from gpuledger_collector.mcp.server import Source
 
@@ -228,8 +260,16 @@ def mcp_endpoint(settings: Settings, opened: Database, clock: Callable[[], dt.da
         except Exception as error:
             raise as_http_error(error) or error from error
 
+    @contextlib.asynccontextmanager
+    async def turn(reader: Reader, request: Request) -> AsyncIterator[None]:
+        try:
+            async with readers.turn(payer_of(reader, request)):
+                yield
+        except ReadRefused as error:
+            raise as_http_error(error) or error from error
+
     source = Source(opened, lambda: round(clock().timestamp() * 1000), http.reader_of, settings.public_url)
-    return http.Endpoint(source, authenticate, http.hosts_of(settings.public_url, settings.mcp_hosts))
+    return http.Endpoint(source, authenticate, http.hosts_of(settings.public_url, settings.mcp_hosts), turn)
 
 
 def mcp_server(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> MCPServer[Any]:
@@ -320,6 +360,7 @@ def intakes(
         max_age_ms=max_age_ms(settings),
         quotas=quotas(settings),
         count_new=store.count_new,
+        remember_owners=store.remember_owners,
     )
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
@@ -358,7 +399,22 @@ def quotas(settings: Settings) -> Quotas:
         names=Quota(settings.node_names_per_second, "accelerators and workloads"),
         new_names=Quota(settings.node_new_names_per_hour / HOUR_SECONDS, "new names", burst_s=HOUR_SECONDS),
         new_days=Quota(settings.node_new_days_per_hour / HOUR_SECONDS, "new days", burst_s=HOUR_SECONDS),
+        new_owners=Quota(settings.node_new_owners_per_hour / HOUR_SECONDS, "new owners", burst_s=HOUR_SECONDS),
+        queue_readings=Quota(
+            settings.node_queue_readings_per_hour / HOUR_SECONDS, "queue readings", burst_s=HOUR_SECONDS
+        ),
+        queue_bytes=Quota(
+            settings.node_queue_bytes_per_hour / HOUR_SECONDS, "bytes of queue readings", burst_s=HOUR_SECONDS
+        ),
     )
+
+
+def shared_quotas(intake: Intake, remote: RemoteIntake, opened: Database) -> SharedQuotas:
+    """Create what makes quotas hold for all workers and collectors. Nothing is started."""
+    from gpuledger_collector.api.shared_quotas import SharedQuotas
+
+    of_nodes = {field.name: getattr(intake.quotas, field.name) for field in dataclasses.fields(intake.quotas)}
+    return SharedQuotas({**of_nodes, "remote_write": remote.quota, "refusals": intake.refusals.use}, opened)
 
 
 def max_age_ms(settings: Settings) -> int | None:

@@ -76,6 +76,11 @@ class World:
         out = self.run("chargeback", "--period", month, "--by", by, "--format", "csv")
         return {row[by]: (row["gpu_hours"], row["cost"]) for row in csv.DictReader(io.StringIO(out))}
 
+    def change(self, statement: str) -> None:
+        """Change the database past the product."""
+        with psycopg.connect(self.collector.dsn) as connection:
+            connection.execute(statement)
+
     def rows(self, query: str) -> list[tuple]:
         with psycopg.connect(self.collector.dsn) as connection:
             return connection.execute(query).fetchall()

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fakes.worlds import Templates, worlds_of
 from gpuledger_collector.services import rating
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.server import migrate
+from gpuledger_collector.storage.server import distribution, migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
 _numbers = itertools.count(1)
@@ -42,8 +42,8 @@ def postgres() -> Iterator[str]:
     """DSN of the session's server; its database is migrated and serves as the template, so leave it alone.
 
     One server, however many folders of tests take this fixture. TEST_POSTGRES_DSN names an empty database of another
-    one (Postgres 15 to 18) to run the tests on. Rating starts no processes here, which on a slow machine it does for
-    any month: tests of them ask for them.
+    one (Postgres 15 to 18) to run the tests on; where it has the extension citus, they run on distributed tables.
+    Rating starts no processes here, which on a slow machine it does for any month: tests of them ask for them.
     """
     rating.WORKERS_FROM_S = math.inf
     _users.append(object())
@@ -71,6 +71,9 @@ def _started() -> Iterator[None]:
             dsn = server.acquire()
             _admins[dsn] = server.admin_dsn
         migrate.upgrade(dsn)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            if distribution.has_citus(connection):
+                distribution.distribute(connection, shards=2)
         templates = Templates(partial(fresh_database, dsn))
         cleanup.callback(templates.close)
         cleanup.callback(_templates.clear)

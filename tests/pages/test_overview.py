@@ -137,6 +137,21 @@ def test_one_gpu_without_a_price_or_a_rated_day(fleet, overview):
     assert "no day is rated yet" in page.text
 
 
+def test_an_empty_answer_says_why(rated, overview):
+    """A name that nobody has, a time before the ledger, one that is not rated, and a team that used nothing."""
+    rated.connection.execute(
+        "INSERT INTO owner (org, team, project, experiment, run, user_name) VALUES ('', 'quiet', '', '', '', '')"
+    )
+    for parameters, words in (
+        ({"team": "vison"}, ("nobody has this name", "Nothing was ever charged to team vison: is the name right?")),
+        ({"period": "2024-01"}, ("before 2025-09-01", "The ledger begins on 2025-09-01")),
+        ({"period": "2025-12"}, ("nothing is rated yet", "rating starts a minute after")),
+        ({"team": "quiet", "period": "2025-09"}, ("nothing was used", "none of its time was used")),
+    ):
+        text = Page(overview(**parameters)).text
+        assert all(word in text for word in words), (parameters, words)
+
+
 def test_slices_of_a_gpu_are_named(fleet, overview):
     """A number of GPUs that is not whole says why: an instance of MIG counts by its share."""
     fleet.accelerator(3, gpu_micro=333_333)

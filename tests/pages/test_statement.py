@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.budgets import MONTH as MONTHLY
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.period import month as month_of
-from gpuledger_collector.accounting.statement import compared_windows, month_before, split_minor
+from gpuledger_collector.accounting.statement import compared_windows, days_left_out, month_before, split_minor
 from gpuledger_collector.export.statement import as_html
 from gpuledger_collector.services.budget_status import status_of
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, read_statements
@@ -253,6 +253,24 @@ def test_which_days_are_compared():
     )
     assert compared_windows(october, start + 5 * DAY, frozenset()) is None
     assert compared_windows(october, start + HOUR, whole) is None
+
+
+def test_days_that_are_not_compared_are_said():
+    """Where the ledger began late in the month before, or that month is shorter; nothing where all are compared."""
+    march, february = month_of("2026-03"), month_of("2026-02")
+    every = frozenset(day.start_ms for day in february.days())
+    known = march.start_ms + 23 * DAY
+    whole = compared_windows(march, known, every)
+    assert days_left_out(*whole, march, known) == ""
+    late = frozenset(day.start_ms for day in february.days()[-8:])
+    assert days_left_out(*compared_windows(march, known, late), march, known) == (
+        "Of 23 whole days so far, those up to 2026-03-08 are compared: of what was before, "
+        "the ledger has only the 8 days right before it."
+    )
+    almost = march.start_ms + 30 * DAY
+    assert days_left_out(*compared_windows(march, almost, every), march, almost) == (
+        "Of 30 whole days so far, those up to 2026-03-28 are compared: the month before has 28 days."
+    )
 
 
 def test_no_statement_is_a_value_error(ledger):

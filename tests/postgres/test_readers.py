@@ -86,6 +86,20 @@ def test_an_owner_without_rights_is_told_what_to_ask_for(dsn, admin):
     assert admin.execute("SELECT has_table_privilege(%s, 'usage_interval', 'SELECT')", (ROLE,)).fetchone() == (False,)
 
 
+def test_an_owner_that_may_not_alter_the_role_is_told_the_statement(dsn, admin, tmp_path):
+    """With a password as the guide has it: no traceback, and the password is not shown."""
+    own = owned_by_somebody(dsn, admin)
+    admin.execute(f"CREATE ROLE {ROLE} LOGIN")
+    secret = tmp_path / "password"
+    secret.write_text("very secret")
+    code, text = run(own, ROLE, "--password-file", secret)
+    assert code == 0, text
+    assert f"""left to an administrator: ALTER ROLE "{ROLE}" LOGIN PASSWORD '...';""" in text
+    assert "SCRAM" not in text
+    assert "very secret" not in text
+    assert f"""left to an administrator: ALTER ROLE "{ROLE}" SET temp_file_limit = '256MB';""" in text
+
+
 def owned_by_somebody(dsn, admin):
     """DSN of an unprivileged role that owns every table of this database."""
     admin.execute(f"CREATE ROLE {OWNER} LOGIN PASSWORD 'owner'")

@@ -19,6 +19,9 @@ from gpuledger_collector.accounting.reserved_names import escaped
 FACTS = ("kind", "user", "account", "name", "pool", "node")
 """Names that a rule may match in addition to tags."""
 
+SLURM = "slurm"
+_SACCT_KEY = re.compile(r"imported:import:.*/[^/@]+(@[0-9]+){1,2}", re.ASCII | re.DOTALL)
+"""Keys of jobs that Slurm's accounting brought: CLUSTER/JOB@SUBMITTED, and of a requeued one its start as well."""
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 
@@ -58,6 +61,12 @@ class WorkloadFacts:
     key: str = ""
     """Kind, scope and id: what tells workloads apart whatever numbers they got."""
 
+    def has_kind(self, pattern: str) -> bool:
+        """Whether a pattern names the kind. A job of Slurm is one by whichever way it came."""
+        if fnmatchcase(self.kind, pattern):
+            return True
+        return fnmatchcase(SLURM, pattern) and _SACCT_KEY.fullmatch(self.key) is not None
+
     def value(self, name: str) -> str | None:
         """The value of a tag or fact, None when there is none."""
         fact: str | None = getattr(self, name) if name in FACTS else None
@@ -96,7 +105,7 @@ def _matches(rule: Rule, facts: WorkloadFacts) -> bool:
     for name, pattern in rule.match.items():
         value = facts.value(name)
         # A pattern of `*` does not match a missing value: the rule asks for the tag to be there.
-        if value is None or not fnmatchcase(value, pattern):
+        if value is None or not (facts.has_kind(pattern) if name == "kind" else fnmatchcase(value, pattern)):
             return False
     return True
 

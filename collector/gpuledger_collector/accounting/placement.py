@@ -91,6 +91,14 @@ class StatedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Retirement:
+    """The end of a node: what agents saw on it is there until then, and again from its next sighting on."""
+
+    node_id: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """An accelerator in one place for a time: a row of `capacity`. `out_ms` None: it is still there."""
 
@@ -176,6 +184,7 @@ class Board:
     former_pools: Mapping[int, Sequence[str]] = field(default_factory=dict)
     gone: Sequence[Placement] = ()
     """The last placements of parts that were there before and are not just before `since_ms`."""
+    retired: Sequence[Retirement] = ()
     is_cut: bool = False
     """Whether stated rows may say something else than `carried`: there is no evidence any more from before."""
 
@@ -285,6 +294,7 @@ class _Sweep:
         """Apply all events from `since_ms` on; what is there after the last one remains there."""
         # The inventory changes things at its own instants, also where nothing is seen.
         edges = {at for row in self.board.stated for at in (row.in_ms, row.out_ms) if at is not None}
+        edges |= {retirement.at_ms for retirement in self.board.retired}
         begin = {self.board.since_ms} if self.board.is_cut else set()
         edges = {at for at in edges if at >= self.board.since_ms} | begin
         moments = sorted({sighting.start_ms for sighting in self.sightings} | edges)
@@ -301,6 +311,7 @@ class _Sweep:
     def _moment(self, at_ms: int, sightings: Sequence[Sighting]) -> None:
         if at_ms >= self.board.since_ms:
             self._leave_as_stated(at_ms)
+            self._leave_as_retired(at_ms)
         # Confirmations before news: a part that is seen at this instant must count as seen when another one does not
         # fit beside it.
         fresh = [sighting for sighting in sightings if not self._confirms(sighting)]
@@ -357,6 +368,13 @@ class _Sweep:
             stated = row.node_id, row.pool, model, STATED
             if stated != (entry.row.node_id, entry.row.pool, entry.row.model, entry.row.source):
                 self._put(entry.part, row.node_id, entry.attributes, at_ms, row, entry.seen_until_ms)
+
+    def _leave_as_retired(self, at_ms: int) -> None:
+        nodes = {retirement.node_id for retirement in self.board.retired if retirement.at_ms == at_ms}
+        for number, entry in list(self.there.items()):
+            # The inventory says itself when its accelerators leave.
+            if entry.row.node_id in nodes and entry.row.source == SEEN:
+                self._leave(number, at_ms)
 
     def _enter_as_stated(self, at_ms: int) -> None:
         self._return_as_stated(at_ms)

@@ -300,6 +300,21 @@ def compared_windows(
     return Period(first, month.start_ms), Period(month.start_ms, later[count - 1].end_ms)
 
 
+def days_left_out(before: Period, after: Period, asked: Period, known_ms: int, calendar: Calendar = UTC_DAYS) -> str:
+    """Say in a sentence why fewer whole days of a period are compared than it has; empty where all of them are."""
+    end_ms = min(asked.end_ms, calendar.day_of(known_ms).start_ms)
+    whole = len(calendar.days(Period(asked.start_ms, end_ms))) if end_ms > asked.start_ms else 0
+    compared = len(calendar.days(after))
+    if compared >= whole:
+        return ""
+    reason = f"the month before has {compared} days"
+    if before.start_ms != month_before(asked, calendar).start_ms:
+        known = "only the day" if compared == 1 else f"only the {compared} days"
+        reason = f"of what was before, the ledger has {known} right before it"
+    last = calendar.date_of(after.end_ms - 1)
+    return f"Of {whole} whole days so far, those up to {last} are compared: {reason}."
+
+
 def month_before(month: Period, calendar: Calendar = UTC_DAYS) -> Period:
     """The calendar month before a month."""
     last = calendar.date_of(month.start_ms - 1)

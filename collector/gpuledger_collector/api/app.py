@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -37,9 +39,10 @@ from gpuledger_collector.api import (
 )
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext
 from gpuledger_collector.api.intake import Intake
-from gpuledger_collector.api.limits import BodyLimit
+from gpuledger_collector.api.limits import OPERATION_THREADS, BodyLimit
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.page_routes import HourlyCache
+from gpuledger_collector.api.reader_limits import ReaderLimits
 from gpuledger_common.wire import Answer, Batch
 
 
@@ -49,6 +52,7 @@ def create(
     metrics: Metrics,
     readiness_problem: Callable[[], str | None],
     context: ReadContext,
+    readers: ReaderLimits,
     is_leaving: Callable[[], bool] = lambda: False,
     note: Callable[[], str | None] = lambda: None,
     lifespan: Lifespan[Any] | None = None,
@@ -57,9 +61,9 @@ def create(
     """Create the application.
 
     `readiness_problem` returns what prevents serving, in a sentence; it may block. `note` returns what does not prevent
-    it but needs attention. `is_leaving` returns whether the collector stops soon: it still serves, while /readyz sends
-    new requests elsewhere. `lifespan` is entered while the application serves. `workers` returns how many processes of
-    this collector serve; None: it is one process.
+    it but needs attention. `readers` admits questions of readers. `is_leaving` returns whether the collector stops
+    soon: it still serves, while /readyz sends new requests elsewhere. `lifespan` is entered while the application
+    serves. `workers` returns how many processes of this collector serve; None: it is one process.
     """
     endpoints = {
         batches.PATH: batches.create_endpoint(intake),
@@ -74,12 +78,14 @@ def create(
         redoc_url=None,
         lifespan=lifespan,
     )
+    app.state.reader_limits = readers
     app.add_middleware(NoNul)
     # These three bound their bodies themselves, with limits of their own.
-    app.add_middleware(BodyLimit, exempt={*endpoints, "/v1/queue"})
+    app.add_middleware(BodyLimit, exempt={*endpoints, queue.PATH})
     app.include_router(batches.router(endpoints[batches.PATH]))
     app.include_router(remote_write.router(endpoints[remote_write.PATH]))
     app.include_router(queue.router(intake, context.database))
+    app.include_router(runs.progress_router(context, intake))
     for module in (ledger, capacity, findings, recommendations, runs, audit, disputes, list_pages, pool_page):
         app.include_router(module.router(context))
     outlook = HourlyCache(lambda: pages.forecast_outlook(context))
@@ -125,6 +131,8 @@ def _add_operation_routes(
     workers: Callable[[], str] | None,
 ) -> None:
     """Routes for an orchestrator and for Prometheus."""
+    # Threads of their own: readers may have taken the others.
+    threads = anyio.CapacityLimiter(OPERATION_THREADS)
 
     def serving() -> dict[str, str]:
         """How many workers serve, where there are several."""
@@ -136,10 +144,13 @@ def _add_operation_routes(
         return {"status": "ok", **serving()}
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "Not ready, with the reason."}})
-    def readyz(response: Response) -> dict[str, str]:
+    async def readyz(response: Response) -> dict[str, str]:
         """Batches can be committed: the database is reachable, migrated, writable and has room, and this collector
         is not stopping. `note` names what needs attention before that changes.
         """
+        return await anyio.to_thread.run_sync(readiness, response, limiter=threads)
+
+    def readiness(response: Response) -> dict[str, str]:
         reason = "this collector is stopping" if is_leaving() else readiness_problem()
         # A collector that is stopping says nothing about the database.
         if not is_leaving():
@@ -152,9 +163,10 @@ def _add_operation_routes(
         return {"status": "not ready", **serving(), "reason": reason}
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
-    def exposition() -> Response:
+    async def exposition() -> Response:
         """The collector's own metrics for Prometheus."""
-        return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        text = await anyio.to_thread.run_sync(generate_latest, metrics.registry, limiter=threads)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 PROGRAMS = ("/v1/", "/api/")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import REFUSALS, LedgerRoute, Limit, ReadContext, paginate, require_reader
+from gpuledger_collector.api.context import REFUSALS, Limit, ReadContext, ReadRoute, paginate, require_reader
 from gpuledger_collector.storage.access import audit
 
 MAX_NUMBER = 2**63 - 1
@@ -17,7 +17,7 @@ MAX_NUMBER = 2**63 - 1
 
 def router(context: ReadContext) -> APIRouter:
     """The route."""
-    routes = APIRouter(prefix="/v1", tags=["trust"], responses=REFUSALS, route_class=LedgerRoute)
+    routes = APIRouter(prefix="/v1", tags=["trust"], responses=REFUSALS, route_class=ReadRoute)
     admin = require_reader(context.keys, admin=True)
 
     @routes.get("/audit")

@@ -94,8 +94,10 @@ def create_endpoint(intake: Intake) -> ASGIApp:
             status, answer = denial.status, Answer("refused", detail=str(denial))
             intake.metrics.denied.labels(status=str(denial.status)).inc()
         except (Unavailable, KeysUnavailable) as error:
+            intake.refusals.note("batches", error)
             status, answer = 503, Answer("refused", detail=str(error))
         except OverQuota as error:
+            intake.refusals.note("batches", error)
             status, answer, wait_s = 429, Answer("refused", detail=str(error)), error.retry_after
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             # Not 422: that would mean that the rest of the batch is committed.
@@ -128,7 +130,8 @@ async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answ
         intake.quotas.check(sender.node)
     content_type, encoding = _media_types(request)
     sent_at_ms = _sent_at(request)
-    with Reservation(intake, sender.node) as reservation:
+    # A token for any node may be that of every agent: their batches are bounded by node, in `commit`.
+    with Reservation(intake, sender, is_fleet=sender.node is None) as reservation:
         try:
             body = await receive_body(request, reservation)
         except TimeoutError as error:
@@ -156,8 +159,11 @@ async def commit(accepted: Accepted, size: int, intake: Intake, sender: Principa
     """Commit what was accepted of a body of this size. Raises Denied, OverQuota, Unavailable."""
     # Only now is the node known: it stands in the batch.
     sender.require_node(accepted.node)
-    intake.quotas.take(accepted.node, _load(accepted, size, intake.count_new(accepted)))
+    new = intake.count_new(accepted)
+    intake.quotas.take(accepted.node, _load(accepted, size, new))
     answer = await intake.commit.submit(accepted)
+    if new.owners:
+        intake.remember_owners(new.owners)
     _count(accepted, answer, intake.metrics)
     return STATUS[answer.status], answer
 
@@ -174,6 +180,7 @@ def _load(accepted: Accepted, size: int, new: NewItems) -> Load:
         names=len(accepted.accelerators) + len(accepted.workloads),
         new_names=new.names,
         new_days=new.days,
+        new_owners=len(new.owners),
     )
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import REFUSALS, LedgerRoute, ReadContext, require_reader
+from gpuledger_collector.api.context import REFUSALS, ReadContext, ReadRoute, require_reader
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.scaling_advice import decide_pool
 from gpuledger_collector.storage.capacity.backtests import records
@@ -24,7 +24,7 @@ Delay = Annotated[
 
 def router(context: ReadContext) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=LedgerRoute)
+    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=ReadRoute)
     fleet = require_reader(context.keys, fleet=True)
 
     @routes.get("/forecast")

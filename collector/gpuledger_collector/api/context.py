@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, date_range
 from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.api.reader_limits import ReaderLimits, ReadRefused
 from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
@@ -31,9 +32,13 @@ MAX_ROWS = 1000
 REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"description": "A reader's token is needed."},
     403: {"description": "This token may not read this, or other machines reach the collector and there is no token."},
-    503: {"description": "The database, or recent demand, is unavailable: retry after Retry-After."},
+    429: {"description": "Too many questions of this reader are in progress: retry after Retry-After."},
+    503: {
+        "description": "It takes too long, or the database or recent demand is unavailable: retry after Retry-After."
+    },
 }
 
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS, description="Largest number of items in the answer.")]
 After = Annotated[str, Query(description="`next` of the previous answer; empty: from the start.")]
 Start = Annotated[str, Query(alias="from", description="First day (of the billing zone), included, as 2026-10-01.")]
@@ -87,6 +92,8 @@ def as_http_error(error: Exception) -> HTTPException | None:
     retry = {"Retry-After": RETRY_AFTER_SECONDS}
     if isinstance(error, Denied):
         return HTTPException(error.status, str(error), {"WWW-Authenticate": "Bearer"} if error.status == 401 else None)
+    if isinstance(error, ReadRefused):
+        return HTTPException(error.status, str(error), {"Retry-After": str(error.seconds)})
     if isinstance(error, UnknownPool):
         return HTTPException(404, str(error))
     if isinstance(error, KeysUnavailable | NoAdvice):
@@ -103,13 +110,13 @@ def as_http_error(error: Exception) -> HTTPException | None:
 class LedgerRoute(APIRoute):
     """A route whose errors become HTTP answers (`as_http_error`)."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         """The handler with errors translated."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
             try:
-                return await handler(request)
+                return await self.answer(request, handler)
             except Exception as error:
                 answer = self.translate(error)
                 if answer is None:
@@ -118,9 +125,27 @@ class LedgerRoute(APIRoute):
 
         return handle
 
+    async def answer(self, request: Request, handler: Handler) -> Response:
+        """The answer of the handler."""
+        return await handler(request)
+
     def translate(self, error: Exception) -> HTTPException | None:
         """The HTTP answer to an error; None to leave it as it is."""
         return None if isinstance(error, HTTPException) else as_http_error(error)
+
+
+class ReadRoute(LedgerRoute):
+    """A route that answers readers from the ledger, within their limits."""
+
+    async def answer(self, request: Request, handler: Handler) -> Response:
+        """The answer of the handler in the reader's turn. Raises ReadRefused."""
+        return await limits_of(request).answer(request, handler)
+
+
+def limits_of(request: Request) -> ReaderLimits:
+    """The limits of readers of the application."""
+    limits: ReaderLimits = request.app.state.reader_limits
+    return limits
 
 
 def requested_days(calendar: Calendar, start: str, end: str, name: str) -> Period:

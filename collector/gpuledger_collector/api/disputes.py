@@ -19,9 +19,9 @@ from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import (
     REFUSALS,
     After,
-    LedgerRoute,
     Limit,
     ReadContext,
+    ReadRoute,
     paginate,
     parse_days,
     require_reader,
@@ -100,7 +100,7 @@ def sort_levels(given: dict[Level, str]) -> dict[str, str]:
     return {str(level): value for level, value in sorted(given.items(), key=lambda item: LEVELS.index(item[0]))}
 
 
-class DisputeRoute(LedgerRoute):
+class DisputeRoute(ReadRoute):
     """A route of disputes: impossible steps are 404 or 409; an invalid body is refused without being repeated."""
 
     def translate(self, error: Exception) -> HTTPException | None:

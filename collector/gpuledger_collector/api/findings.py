@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.auth.principal import Principal, visible
-from gpuledger_collector.api.context import REFUSALS, After, LedgerRoute, Limit, ReadContext, paginate, require_reader
+from gpuledger_collector.api.context import REFUSALS, After, Limit, ReadContext, ReadRoute, paginate, require_reader
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.findings.findings import named, progress
 
@@ -35,7 +35,7 @@ FIELDS = (
 
 def router(context: ReadContext) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/v1", tags=["findings"], responses=REFUSALS, route_class=LedgerRoute)
+    routes = APIRouter(prefix="/v1", tags=["findings"], responses=REFUSALS, route_class=ReadRoute)
     reader = require_reader(context.keys)
 
     @routes.get("/idle")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,9 +15,10 @@ from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.limits import COMPLETE_BODY, Quotas
 from gpuledger_collector.api.metrics import Metrics
-from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
+from gpuledger_collector.api.refusals import Refusals, TooMuchInProgress
+from gpuledger_collector.ingest.batches.commit import GroupCommit
 from gpuledger_collector.ingest.batches.decode import Refused
-from gpuledger_collector.ingest.batches.store import NewItems
+from gpuledger_collector.ingest.batches.store import NewItems, Owner
 from gpuledger_collector.ingest.batches.validate import EARLIEST_MS, Accepted
 from gpuledger_common.wire import MAX_BODY_BYTES, Answer
 
@@ -28,6 +29,8 @@ MIN_BYTES_PER_SECOND = 1024
 """The mean rate at which a body must arrive after GRACE_SECONDS."""
 DECODERS = 2
 """Large bodies decoded at once: each may take many times its size meanwhile."""
+SHARE = 2
+"""One sender may have one part in so many of the bytes that may be in progress."""
 
 
 @dataclass(slots=True)
@@ -46,11 +49,17 @@ class Intake:
     quotas: Quotas = field(default_factory=Quotas)
     count_new: Callable[[Accepted], NewItems] = lambda _: NewItems(0, 0)
     """Counts what this collector has not seen of a batch."""
+    remember_owners: Callable[[Collection[Owner]], None] = lambda _: None
+    """Takes note of the new owners of a batch once it is committed."""
     in_progress: int = field(default=0, init=False)
     """Bytes of bodies that are being received or committed."""
     decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODERS), init=False)
-    nodes: dict[str, NodeProgress] = field(default_factory=dict, init=False)
-    """What nodes whose tokens are bound to them have in progress."""
+    refusals: Refusals = field(init=False)
+    payers: dict[str, Progress] = field(default_factory=dict, init=False)
+    """What each sender has in progress, by `Principal.payer`; fleets that share a token are left out."""
+
+    def __post_init__(self) -> None:
+        self.refusals = Refusals(self.metrics)
 
     def oldest_ms(self, now_ms: int) -> int:
         """The earliest accepted instant of evidence."""
@@ -66,8 +75,8 @@ class Intake:
 
 
 @dataclass(slots=True)
-class NodeProgress:
-    """What one node has in progress: requests, bytes, and a lock that admits one large body at a time."""
+class Progress:
+    """What one payer has in progress: requests, bytes, and a lock that admits one large body at a time."""
 
     requests: int = 0
     bytes: int = 0
@@ -78,51 +87,55 @@ class NodeProgress:
 class Reservation:
     """Bytes that one request occupies of what may be in progress; released at the end of the block.
 
-    A node whose token is bound to it occupies at most half of all, so that it cannot crowd others out.
+    A sender occupies at most half of all, so that it cannot crowd others out.
     """
 
     intake: Intake
-    node: str | None = None
+    sender: Principal
+    """Who pays."""
+    is_fleet: bool = False
+    """Whether all agents of a fleet may share the sender's token, so that it may occupy everything."""
     bytes: int = 0
 
     def __enter__(self) -> Reservation:
-        if self.node is not None:
-            self.intake.nodes.setdefault(self.node, NodeProgress()).requests += 1
+        if not self.is_fleet:
+            self.intake.payers.setdefault(self.sender.payer, Progress()).requests += 1
         return self
 
     def __exit__(self, *_: object) -> None:
         self.intake.in_progress -= self.bytes
-        if self.node is not None:
-            progress = self.intake.nodes[self.node]
+        if not self.is_fleet:
+            progress = self.intake.payers[self.sender.payer]
             progress.requests -= 1
             progress.bytes -= self.bytes
             if not progress.requests:
-                del self.intake.nodes[self.node]
+                del self.intake.payers[self.sender.payer]
 
     def add(self, size: int) -> None:
         """Occupy more. Raises Unavailable when too much is in progress."""
         self.bytes += size
         self.intake.in_progress += size
-        if self.node is not None:
-            progress = self.intake.nodes[self.node]
+        if not self.is_fleet:
+            progress = self.intake.payers[self.sender.payer]
             progress.bytes += size
-            # The node's own limit first: its message says whose bytes are too many.
-            if progress.bytes > self.intake.max_bytes // 2:
-                raise Unavailable(f"too many bytes of {self.node} are in progress")
+            # The sender's own limit first: its message says whose bytes are too many.
+            if progress.bytes > self.intake.max_bytes // SHARE:
+                sentence = f"too many bytes of {self.sender.payer} are in progress"
+                raise TooMuchInProgress(sentence, self.sender.payer)
         if self.intake.in_progress > self.intake.max_bytes:
-            raise Unavailable("too many bytes are in progress")
+            raise TooMuchInProgress("too many bytes are in progress", "")
 
     @contextlib.asynccontextmanager
     async def large(self) -> AsyncIterator[None]:
-        """Wait until no other large body of the same node is between decoding and COMMIT.
+        """Wait until no other large body of the same sender is between decoding and COMMIT.
 
-        Raises OverQuota when what the node sent meanwhile has used up its quota.
+        Raises OverQuota when what was sent meanwhile has used up its quota.
         """
-        if self.node is None:
+        if self.is_fleet:
             yield
             return
-        async with self.intake.nodes[self.node].large:
-            self.intake.quotas.check(self.node)
+        async with self.intake.payers[self.sender.payer].large:
+            self.intake.quotas.check(self.sender.payer)
             yield
 
 

@@ -17,10 +17,10 @@ from gpuledger_collector.api.context import (
     REFUSALS,
     After,
     End,
-    LedgerRoute,
     Limit,
     PeriodName,
     ReadContext,
+    ReadRoute,
     Start,
     paginate,
     parse_days,
@@ -47,7 +47,7 @@ NODES = """SELECT name, first_seen_at, last_seen_at, status, status_detail, agen
 
 def router(context: ReadContext) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=LedgerRoute)
+    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=ReadRoute)
     reader, fleet = require_reader(context.keys), require_reader(context.keys, fleet=True)
 
     @routes.get("/chargeback")

@@ -24,6 +24,8 @@ BURST_SECONDS = 60.0
 """Size of a bucket, in seconds of its rate."""
 HOUR_SECONDS = 3600.0
 """Size of the buckets of names and days, which stay in the database."""
+SHARED_FROM = 0.05
+"""Part of a bucket that must be used before other processes are told."""
 MAX_BUCKETS = 100_000
 """The least recently used bucket is dropped beyond this number."""
 JITTER = 0.2
@@ -35,6 +37,10 @@ BODY_SECONDS = 75.0
 """How long a body may take on any route; slow batches are refused sooner, with an answer."""
 MAX_BODY_BYTES = 256 * 1024
 """Bound of routes without one of their own: the longest dispute with every character escaped."""
+OPERATION_THREADS = 4
+"""Threads for /readyz and /metrics, which may wait for the database."""
+PROGRESS_SAMPLES = 100
+"""What a report of progress takes of the samples: it is a transaction of its own, a sample is part of one."""
 COMPLETE_BODY = "gpuledger.complete_body"
 """Extension of a request's scope: its body has arrived completely, in one part."""
 
@@ -42,9 +48,9 @@ COMPLETE_BODY = "gpuledger.complete_body"
 class OverQuota(Exception):
     """A sender has used up its quota; it may come back after `seconds`."""
 
-    def __init__(self, sentence: str, seconds: float) -> None:
+    def __init__(self, sentence: str, seconds: float, payer: str = "") -> None:
         super().__init__(sentence)
-        self.seconds = seconds
+        self.seconds, self.payer = seconds, payer
 
     @property
     def retry_after(self) -> int:
@@ -63,6 +69,8 @@ class Quota:
     """Size of a bucket in seconds of its rate; with an hour, the refusal states the rate per hour."""
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
     """Level of each bucket, and when it was computed."""
+    _unsettled: dict[str, float] = field(default_factory=dict, init=False)
+    """Taken of buckets that are not nearly full, and not yet known to other processes (`shared_quotas`)."""
 
     def check(self, name: str) -> None:
         """Raise OverQuota while the bucket is negative."""
@@ -71,7 +79,7 @@ class Quota:
         level = self._level(name)
         if level < 0:
             rate, per = (self.rate * 3600, "an hour") if self.burst_s == HOUR_SECONDS else (self.rate, "a second")
-            raise OverQuota(f"{name} sends more than {rate:.0f} {self.unit} {per}", -level / self.rate)
+            raise OverQuota(f"{name} sends more than {rate:.0f} {self.unit} {per}", -level / self.rate, name)
 
     def take(self, name: str, amount: float) -> None:
         """Take an amount out of the bucket, which may become negative. Call `check` before."""
@@ -82,6 +90,24 @@ class Quota:
         self._buckets.pop(name, None)
         while len(self._buckets) >= MAX_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
+        self._buckets[name] = level, self.steady()
+        # Others need not know of senders that never come near their quota: in quiet times nothing is written.
+        if level < (1 - SHARED_FROM) * self.rate * self.burst_s:
+            self._unsettled[name] = self._unsettled.get(name, 0.0) + amount
+
+    def collect_unsettled(self) -> dict[str, float]:
+        """What was taken since the last call, to be settled with other processes."""
+        taken, self._unsettled = self._unsettled, {}
+        return taken
+
+    def return_unsettled(self, name: str, amount: float) -> None:
+        """Keep for the next settlement what could not be settled."""
+        if len(self._unsettled) < MAX_BUCKETS:
+            self._unsettled[name] = self._unsettled.get(name, 0.0) + amount
+
+    def adopt(self, name: str, used: float) -> None:
+        """Set the level to what all processes have used, and to what this one has taken meanwhile."""
+        level = self.rate * self.burst_s - used - self._unsettled.get(name, 0.0)
         self._buckets[name] = level, self.steady()
 
     def _level(self, name: str) -> float:
@@ -107,6 +133,8 @@ class Load:
     """Those of them that this collector has not seen."""
     new_days: int = 0
     """Days of samples or usage for which this collector has created no partition."""
+    new_owners: int = 0
+    """Owners in the tags of its workloads that this collector has not seen."""
 
 
 @dataclass(slots=True)
@@ -119,6 +147,9 @@ class Quotas:
     names: Quota = field(default_factory=lambda: Quota(0, "accelerators and workloads"))
     new_names: Quota = field(default_factory=lambda: Quota(0, "new names", burst_s=HOUR_SECONDS))
     new_days: Quota = field(default_factory=lambda: Quota(0, "new days", burst_s=HOUR_SECONDS))
+    new_owners: Quota = field(default_factory=lambda: Quota(0, "new owners", burst_s=HOUR_SECONDS))
+    queue_readings: Quota = field(default_factory=lambda: Quota(0, "queue readings", burst_s=HOUR_SECONDS))
+    queue_bytes: Quota = field(default_factory=lambda: Quota(0, "bytes of queue readings", burst_s=HOUR_SECONDS))
 
     def check(self, node: str) -> None:
         """Raise OverQuota while a quota that applies to every batch is used up."""
@@ -128,7 +159,7 @@ class Quotas:
     def take(self, node: str, load: Load) -> None:
         """Take a batch out of all quotas. Raises OverQuota, and then nothing is taken.
 
-        A node that has used up its new names or days may still send batches without any.
+        A node that has used up its new names, days or owners may still send batches without any.
         """
         # All checks before anything is taken: a refused batch leaves every bucket as it was.
         self.check(node)
@@ -136,9 +167,28 @@ class Quotas:
             self.new_names.check(node)
         if load.new_days:
             self.new_days.check(node)
+        if load.new_owners:
+            self.new_owners.check(node)
         for amount in fields(load):
             quota: Quota = getattr(self, amount.name)
             quota.take(node, getattr(load, amount.name))
+
+    def take_progress(self, payer: str) -> None:
+        """Take a report of a run's progress, as so many samples. Raises OverQuota, and then nothing is taken."""
+        self.samples.check(payer)
+        self.samples.take(payer, PROGRESS_SAMPLES)
+
+    def take_queue_reading(self, payer: str) -> None:
+        """Take a reading of a queue, before a byte of it is received. Raises OverQuota, and then nothing is taken."""
+        for quota in (self.samples, self.bytes, self.queue_readings, self.queue_bytes):
+            quota.check(payer)
+        self.queue_readings.take(payer, 1)
+
+    def take_queue_rows(self, payer: str, rows: int, received: int, stored: int) -> None:
+        """Take what a reading holds: rows, bytes as received, and bytes that are stored."""
+        self.samples.take(payer, rows)
+        self.bytes.take(payer, received)
+        self.queue_bytes.take(payer, stored)
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

@@ -199,6 +199,8 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
         period=view.filters.period or month,
         rows=[(row, units.get((row.workload_id, row.currency))) for row in rows[:SHOWN]],
         left_out=max(len(rows) - SHOWN, 0),
+        left_ns=sum(row.gpu_ns for row in rows[SHOWN:]),
+        left_costs=_costs(rows[SHOWN:]),
         count=len({row.workload_id for row in rows}),
         orders=[
             (text, site.with_filters(sort="" if key == "cost" else key), key == order) for key, text in ORDERS.items()
@@ -207,6 +209,15 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
         unit_names=UNITS,
     )
     return page(text, site=site)
+
+
+def _costs(rows: Sequence[runs.RunRow]) -> list[tuple[str, int]]:
+    """What jobs cost together, in micro-units by currency."""
+    sums: Counter[str] = Counter()
+    for row in rows:
+        if row.currency is not None:
+            sums[row.currency] += row.cost_micro or 0
+    return sorted(sums.items())
 
 
 def _order(order: str) -> Any:

@@ -51,6 +51,12 @@ class Metrics:
         self.denied = self._counter("gpuledger_ingest_denied_total", "Reports denied for their token.", ["status"])
         for status in ("401", "403"):
             self.denied.labels(status=status)
+        self.refusals = self._counter(
+            "gpuledger_ingest_refusals_total", "Reports refused for a limit, by route and limit.", ["route", "reason"]
+        )
+        for route in ("batches", "queue", "write", "progress"):
+            for reason in ("quota", "sender_bytes", "all_bytes", "writers", "tokens"):
+                self.refusals.labels(route=route, reason=reason)
         self.remote_samples = self._counter(
             "gpuledger_remote_write_samples_total", "Samples of remote write, by outcome.", ["outcome"]
         )

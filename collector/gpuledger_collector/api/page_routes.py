@@ -6,8 +6,6 @@ is decided as in api.context; a browser sends the token as the password of HTTP 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -19,9 +17,9 @@ from fastapi.routing import APIRoute
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, format_date
-from gpuledger_collector.api.auth.keys import Keys
+from gpuledger_collector.api.auth.keys import Keys, bearer_header
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error
+from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error, limits_of
 from gpuledger_collector.export import html
 from gpuledger_collector.export.site import Filters, Site
 from gpuledger_collector.services.statement import NoStatement
@@ -33,7 +31,6 @@ MAX_MONTHS = 13
 WAIT_SECONDS = 0.02
 """How long a page waits for a value that takes seconds."""
 ANOTHER_OWNER = "this token sees another owner's part of the ledger only"
-BASIC = "Basic "
 CHALLENGE = 'Basic realm="GPU Ledger: any user name, your token as the password", charset="UTF-8"'
 HEADERS = {"Cache-Control": "no-store"}
 log = logging.getLogger(__name__)
@@ -82,7 +79,7 @@ class PageRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             try:
-                return await handler(request)
+                return await limits_of(request).answer(request, handler)
             except (NoPage, NoStatement) as error:
                 return error_page(404, str(error))
             except Exception as error:
@@ -91,7 +88,7 @@ class PageRoute(APIRoute):
                     raise
                 if answer.status_code == 503:
                     log.warning("a page failed: %s", error)
-                return error_page(answer.status_code, str(answer.detail))
+                return error_page(answer.status_code, str(answer.detail), answer.headers)
 
         return handle
 
@@ -177,18 +174,6 @@ def require_view(keys: Keys, *, fleet: bool = False) -> Any:
     return Depends(view)
 
 
-def bearer_header(header: str) -> str:
-    """The header as a bearer's: the password of HTTP Basic, which browsers ask for, is the token."""
-    if not header.startswith(BASIC):
-        return header
-    try:
-        plain = base64.b64decode(header.removeprefix(BASIC), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
-    # Any user name: browsers always ask for one.
-    return f"Bearer {plain.partition(':')[2]}"
-
-
 def page(text: str, status: int = 200, site: Site | None = None) -> Response:
     """A page with the headers that keep foreign content out of it, and that reload it while something is computed."""
     headers = {**HEADERS, "Content-Security-Policy": f"{html.policy()}; frame-ancestors 'none'"}
@@ -204,11 +189,11 @@ def csv_file(text: str, *names: str) -> Response:
     return Response(text, 200, headers, "text/csv; charset=utf-8")
 
 
-def error_page(status: int, sentence: str) -> Response:
+def error_page(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
     """A page that says why there is nothing to see, and what to do."""
     response = page(html.render("refused.html", status=status, sentence=sentence), status)
     if status == 401:
         response.headers["WWW-Authenticate"] = CHALLENGE
-    if status == 503:
-        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+    if status in (429, 503):
+        response.headers["Retry-After"] = (headers or {}).get("Retry-After", RETRY_AFTER_SECONDS)
     return response

@@ -33,6 +33,7 @@ from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.export.chargeback import as_csv, unbilled_line, waste_line
 from gpuledger_collector.export.findings import counted, lasting
+from gpuledger_collector.export.shortened import is_rest, shortened
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
 from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.chargeback import direct_costs_by_team, notices, read_chargeback
@@ -234,16 +235,33 @@ def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, 
             for total in report.totals
             if total.currency is not None
         ],
-        "unpriced": [row for row in report.rows if row.currency is None],
+        "unpriced_ns": sum(row.gpu_ns for row in report.rows if row.currency is None),
         "has_shares": any(
             declarations.shared_costs(connection, at)
             for at in periods.declarations_at(connection, calendar, period).values()
         ),
-        "priced": overview.has_prices(connection),
+        "nothing": None if report.rows else _nothing(connection, period, view, rated_ms),
         "corrected": overview.corrected(connection, period) if view.owner is None else [],
         "trust": forms.trust(checks, calendar),
         "closed": closed[-1] if closed else None,
     }
+
+
+def _nothing(connection: Connection, period: Period, view: View, rated_ms: int | None) -> tuple[str, str]:
+    """Say why a period has no amount: in a few words, and in a sentence with what to do."""
+    calendar = zones.calendar(connection)
+    if not overview.has_prices(connection):
+        return "no prices yet", "There are no prices yet: gpuledger import prices prices.csv."
+    if view.owner and not overview.is_owner(connection, view.owner):
+        named = ", ".join(f"{level} {name}" for level, name in view.owner.items())
+        return "nobody has this name", f"Nothing was ever charged to {named}: is the name right?"
+    if rated_ms is not None:
+        return "nothing was used", "Nothing was charged in this period: it is rated, and none of its time was used."
+    first_ms = overview.first_rated_ms(connection)
+    if first_ms is not None and period.end_ms <= first_ms:
+        began = calendar.date_of(first_ms)
+        return f"before {began}", f"The ledger begins on {began}: nothing is known of the time before."
+    return "nothing is rated yet", "Nothing of it is rated yet: rating starts a minute after the first evidence."
 
 
 def _current_facts(connection: Connection, now_ms: int, view: View, reports: bool) -> dict[str, Any]:
@@ -290,6 +308,8 @@ def _spend(
     """One currency: the rows of the chargeback, each with its trend; time without a holder is marked."""
     currency = total.currency or ""
     own_rows = [row for row in report.rows if row.currency == currency and not row.correction_of]
+    # Whoever may choose tags may invent teams by the thousand: the page lists the dearest.
+    shown = shortened(replace(report, rows=tuple(own_rows))).rows
     corrections = [row for row in report.rows if row.currency == currency and row.correction_of]
     highest = max((row.cost_minor or 0 for row in own_rows), default=0)
     return {
@@ -302,10 +322,11 @@ def _spend(
                 "row": row,
                 "owner": row.keys[0],
                 "held": forms.is_owner(row.keys[0]),
+                "is_rest": is_rest(row),
                 "length": plots.length_bar(float(row.cost_minor or 0), float(highest)),
                 "trend": _trend(row.keys[0], daily.get(currency, {}), trend, currency),
             }
-            for row in own_rows
+            for row in shown
         ],
         "corrections": [
             _correction(month, [row for row in corrections if row.correction_of == month])

@@ -11,9 +11,9 @@ from gpuledger_collector.api.auth.principal import Principal, visible
 from gpuledger_collector.api.context import (
     REFUSALS,
     After,
-    LedgerRoute,
     Limit,
     ReadContext,
+    ReadRoute,
     paginate,
     require_reader,
     split_names,
@@ -46,7 +46,7 @@ INSTANTS = ("start_ms", "end_ms", "made_ms", "expires_ms", "decided_ms", "realiz
 
 def router(context: ReadContext) -> APIRouter:
     """The route."""
-    routes = APIRouter(prefix="/v1", tags=["findings"], responses=REFUSALS, route_class=LedgerRoute)
+    routes = APIRouter(prefix="/v1", tags=["findings"], responses=REFUSALS, route_class=ReadRoute)
     reader = require_reader(context.keys)
 
     @routes.get("/recommendations")

@@ -117,8 +117,10 @@ def create_endpoint(remote: RemoteIntake) -> ASGIApp:
         except TooSlow as error:
             outcome = Outcome(503, text=str(error), close=True)
         except (Unavailable, KeysUnavailable) as error:
+            remote.intake.refusals.note("write", error)
             outcome = Outcome(503, text=str(error))
         except OverQuota as error:
+            remote.intake.refusals.note("write", error)
             outcome = Outcome(503, text=str(error), wait_s=error.retry_after)
         except (psycopg.DataError, psycopg.IntegrityError):
             outcome = Outcome(400, text="the database refuses these samples")
@@ -157,7 +159,7 @@ async def answer_request(request: BatchRequest, remote: RemoteIntake) -> Outcome
     version = _version(request)
     # Over quota is 503, not 429: Prometheus drops what is answered 429 unless it is told to retry.
     remote.quota.check(sender.name)
-    with Reservation(intake) as reservation:
+    with Reservation(intake, sender) as reservation:
         try:
             body = await receive_body(request, reservation)
         except TimeoutError as error:

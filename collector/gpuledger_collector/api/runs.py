@@ -18,11 +18,13 @@ from gpuledger_collector.api.context import (
     LedgerRoute,
     PeriodName,
     ReadContext,
+    ReadRoute,
     Start,
     requested_days,
     require_reader,
 )
-from gpuledger_collector.api.intake import authenticate_agent
+from gpuledger_collector.api.intake import Intake, authenticate_agent
+from gpuledger_collector.api.limits import OverQuota
 from gpuledger_collector.export.runs import run_json
 from gpuledger_collector.services.run_report import chief_unit_costs, record_progress
 from gpuledger_collector.storage.access.row_level_security import as_viewer
@@ -30,6 +32,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.ledger import runs, zones
 
+PROGRESS_PATH = "/v1/runs/{workload:name}/progress"
 MAX_LISTED = 500
 
 
@@ -48,19 +51,19 @@ class Progress(BaseModel):
     ] = None
 
 
-def router(context: ReadContext) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(prefix="/v1", tags=["runs"], route_class=LedgerRoute)
-    reader = require_reader(context.keys)
+def progress_router(context: ReadContext, intake: Intake) -> APIRouter:
+    """The route of reports, which count against the quota of their node's samples."""
+    routes = APIRouter(tags=["runs"], route_class=LedgerRoute)
 
     @routes.post(
-        "/runs/{workload:name}/progress",
+        PROGRESS_PATH,
         status_code=202,
         responses={
             400: {"description": "No counter, or an impossible instant."},
             401: {"description": "No valid agent token."},
             403: {"description": "The token is a reader's."},
             404: {"description": "Not exactly one run with this key, id or name holds a GPU that the token may see."},
+            429: {"description": "The node, or the token for any node, is over its quota: retry after Retry-After."},
             503: {"description": "Database unavailable; retry later."},
         },
     )
@@ -71,7 +74,20 @@ def router(context: ReadContext) -> APIRouter:
     ) -> dict[str, Any]:
         """Report how far a run has come. The same report again changes nothing; order does not matter."""
         sender = await authenticate_agent(request, context.keys)
+        try:
+            intake.quotas.take_progress(sender.payer)
+        except OverQuota as error:
+            intake.refusals.note("progress", error)
+            raise HTTPException(429, str(error), {"Retry-After": str(error.retry_after)}) from error
         return await asyncio.to_thread(_record, context.database, workload, report, sender, context.now_ms)
+
+    return routes
+
+
+def router(context: ReadContext) -> APIRouter:
+    """The route of readers."""
+    routes = APIRouter(prefix="/v1", tags=["runs"], route_class=ReadRoute)
+    reader = require_reader(context.keys)
 
     @routes.get("/runs", responses=REFUSALS)
     def list_runs(

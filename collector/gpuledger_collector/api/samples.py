@@ -14,7 +14,7 @@ from fastapi import APIRouter, HTTPException, Query
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import REFUSALS, LedgerRoute, ReadContext, require_reader, split_names
+from gpuledger_collector.api.context import REFUSALS, ReadContext, ReadRoute, require_reader, split_names
 from gpuledger_collector.api.series import End, Start, parse_instants
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import archive
@@ -35,7 +35,7 @@ After = Annotated[int, Query(ge=0, description="`next` of the previous answer.")
 
 def router(context: ReadContext) -> APIRouter:
     """The route."""
-    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=LedgerRoute)
+    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=ReadRoute)
     fleet = require_reader(context.keys, fleet=True)
 
     @routes.get("/samples")

@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException, Query
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant, parse_date, parse_instant
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import REFUSALS, LedgerRoute, Limit, ReadContext, require_reader, split_names
+from gpuledger_collector.api.context import REFUSALS, Limit, ReadContext, ReadRoute, require_reader, split_names
 from gpuledger_collector.storage.telemetry import series
 
 STEPS_MS = {"5m": series.STEP_MS, "1h": HOUR_MS, "1d": DAY_MS}
@@ -30,7 +30,7 @@ After = Annotated[int, Query(alias="after", ge=0, description="`next` of the pre
 
 def router(context: ReadContext) -> APIRouter:
     """The route."""
-    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=LedgerRoute)
+    routes = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS, route_class=ReadRoute)
     reader = require_reader(context.keys)
 
     @routes.get("/series")

@@ -55,6 +55,7 @@ PANELS = {
         Entry("mcp", "mcp", "Answer an assistant's questions about the ledger"),
         Entry("profiles", "profiles", "Exporters that are understood, and what becomes of a page"),
         Entry("doctor", "doctor", "Find likely misconfigurations, with their remedies"),
+        Entry("nodes", "nodes", "The nodes of the fleet, and those that leave it"),
         Entry("token", "token", "Tokens of agents and readers"),
         Entry("completion", "completion", "Complete commands and options with TAB"),
     ),

@@ -46,6 +46,7 @@ from gpuledger_collector.export.chargeback import (
 )
 from gpuledger_collector.export.fair_share import COLUMNS as SHARE_COLUMNS
 from gpuledger_collector.export.fair_share import share_rows
+from gpuledger_collector.export.shortened import MOST_TERMINAL_ROWS, shortened
 from gpuledger_collector.services.chargeback import (
     convert_chargeback,
     no_price_note,
@@ -251,6 +252,8 @@ def report_text(
         return as_csv(bill, said)
     if form is options.Format.json:
         return as_json(bill, period, notes, waste)
+    # A terminal lists the dearest rows, a pipe or a file all of them.
+    rows = bill.rows if width is None else shortened(bill, MOST_TERMINAL_ROWS).rows
     shown = table_columns(bill)
     if bill.has_no_price:
         known = [texts(row) for row in bill.rows]
@@ -263,7 +266,7 @@ def report_text(
     lines = [cash_line(bill, total) for total in bill.totals if bill.view == CASH and total.currency]
     lines += [waste_line(one) for one in waste if one.minor is not None]
     lines += filter(None, (unbilled_line(bill, total) for total in bill.totals))
-    table = table_text(columns, [_table_row(row, bill) for row in bill.rows], width, totals)
+    table = table_text(columns, [_table_row(row, bill) for row in rows], width, totals)
     return table + "".join(f"{line}\n" for line in lines)
 
 

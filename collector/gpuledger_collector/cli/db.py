@@ -13,7 +13,7 @@ from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, declared_owner, new_app, refuse, require_folder
 from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.progress import bar
-from gpuledger_collector.cli.session import load_settings, open_database, open_session
+from gpuledger_collector.cli.session import clock_ms, load_settings, open_database, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.jobs.pack_samples import days_to_pack, pack_samples
 from gpuledger_collector.services.close import verify
@@ -233,4 +233,27 @@ def grant_reader(
         left = readers.grant(connection, role, password, levels)
     say(f"{role} may read " + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or [])))
     for statement in left:
+        print(f"left to an administrator: {statement};")
+
+
+@app.command(epilog="Example: gpuledger db revoke-reader grafana")
+def revoke_reader(
+    role: Annotated[str, Argument(help="A role that `gpuledger db grant-reader` let read.")],
+    dry_run: DryRunOfStatements = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Take a role's rights and its login away, and end its sessions at once; grant-reader with a password undoes it."""
+    with open_session(dsn, config) as session:
+        with session.database.transaction() as connection:
+            if dry_run:
+                for step in readers.revocation(connection, role):
+                    print(f"{step.statement.as_string(connection)};")
+                return
+            left = readers.revoke(connection, role, clock_ms())
+        # After the commit: no session that began before keeps reading, and none begins.
+        with session.database.transaction() as connection:
+            ended, unable = readers.end_sessions(connection, role)
+    say(f"{role} may read nothing; {plural(ended, 'session')} ended")
+    for statement in filter(None, [*left, unable]):
         print(f"left to an administrator: {statement};")

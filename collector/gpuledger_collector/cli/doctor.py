@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
@@ -78,7 +79,7 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
             unlimited = readers.not_held(connection)
             wrong = broken_proofs(connection, Period(now_ms - DAYS * DAY_MS, now_ms))
             grant = schema_rights.missing(connection)
-            unfiltered = sorted(distribution.managed(connection) & row_level_security.OWNED.keys())
+            unfiltered = sorted(row_level_security.unfiltered(connection))
     return [
         ok("database", f"PostgreSQL {version.split()[0]} answers, its schema is current"),
         *ledger(seen, now_ms),
@@ -116,6 +117,15 @@ def machine(chosen: Settings) -> Iterator[Finding]:
         )
     else:
         yield ok("network", f"listens on {chosen.listen}, with tokens")
+    yield from assistants(chosen)
+
+
+def assistants(chosen: Settings) -> Iterator[Finding]:
+    """Whether assistants that are to be answered can be."""
+    if chosen.mcp and not wiring.has_mcp():
+        yield bad(
+            "assistants", "mcp is true, and the package mcp is not installed: they get no answer", wiring.MCP_REMEDY
+        )
 
 
 def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
@@ -141,6 +151,7 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
         yield ok("attribution", f"{seen.held_ns // GPU_NS_PER_HOUR} GPU-hours held, at most a tenth without a team")
     yield from jobs(seen, now_ms)
     yield from writing(seen)
+    yield from refused(seen)
     for claim in seen.claims:
         yield bad("integrity", claim.sentence(), "look at the node; gpuledger import inventory decides it")
     if seen.unbound_tokens:
@@ -160,11 +171,11 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
 def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Finding:
     """Whether row-level security holds viewers over HTTP to their rows; `remedy`: what to run where it does not.
 
-    `unfiltered`: tables that Citus replicates, which take no policy.
+    `unfiltered`: tables that take no policy on Citus.
     """
     if not remedy and unfiltered:
-        names = " and ".join(unfiltered)
-        return ok("viewers", f"row-level security holds viewers over HTTP to their rows, but for the names in {names}")
+        names = ", ".join(unfiltered)
+        return ok("viewers", f"row-level security holds viewers over HTTP to their rows, but on Citus not for {names}")
     if not remedy:
         return ok("viewers", "row-level security holds viewers over HTTP to their rows")
     return note("viewers", "only the collector's own filters hold viewers over HTTP to their rows", remedy)
@@ -219,6 +230,12 @@ def agents(seen: LedgerHealth) -> Iterator[Finding]:
             f"silent for over ten minutes: {', '.join(seen.silent)}",
             "on the node: systemctl status gpuledger-agent; journalctl -u gpuledger-agent",
         )
+    if seen.back_again:
+        yield note(
+            "agents",
+            f"retired, and back again: {', '.join(seen.back_again)}: its GPUs are capacity from then on",
+            "stop its agent, and gpuledger nodes retire NODE again; or gpuledger nodes retire NODE --keep",
+        )
     for name, detail in seen.troubled:
         yield bad("agents", f"{name}: {detail or 'not well'}", "on the node: gpuledger-agent check")
     if not seen.silent and not seen.troubled:
@@ -234,6 +251,17 @@ def jobs(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
         yield note("jobs", "no job has run yet: reports rate what they need themselves", "gpuledger serve")
     elif not seen.failed_jobs:
         yield ok("jobs", f"the last one began {(now_ms - seen.last_job_ms) // 1000} s ago")
+
+
+def refused(seen: LedgerHealth) -> Iterator[Finding]:
+    """Senders whose reports are refused for a limit."""
+    for payer, count in seen.refused:
+        yield bad(
+            "refused",
+            f"reports of {payer} exceed a limit: about {count} were refused lately",
+            "its agent's log names the limit (docs/reference/admission.md): raise that setting, or, where nothing on "
+            "that node explains it, gpuledger token revoke",
+        )
 
 
 def writing(seen: LedgerHealth) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from gpuledger_collector.cli.common import FINDINGS, new_app, refuse
 from gpuledger_collector.cli.output import print_json
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.config.files import bounded_lines
 from gpuledger_collector.export import focus, focus_split
 from gpuledger_collector.export.focus_check import NotFocus, Violation, check
 from gpuledger_collector.storage.billing import periods as closed_periods
@@ -51,7 +52,7 @@ def check_file(
     shown: list[Violation] = []
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for violation in check(file, version):
+            for violation in check(bounded_lines(path, file), version):
                 key = (violation.rule, violation.column)
                 counts[key] += 1
                 if everything or counts[key] <= SHOWN:

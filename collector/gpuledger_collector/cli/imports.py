@@ -351,7 +351,7 @@ def queue(
     _write_file("readings", lambda connection: queues.add(connection, parsed.rows, wiring.now()), dsn, config, dry_run)
 
 
-@app.command(epilog="Example: sacctmgr -P show assoc > assoc.txt && gpuledger import shares assoc.txt --pool h100")
+@app.command(epilog="Example: gpuledger import shares assoc.txt --pool h100")
 def shares(
     file: Annotated[Path, Argument(metavar="FILE", help="What sacctmgr or kubectl printed.")],
     pool: Annotated[str, Option("--pool", help="Pool of which these are shares.")],
@@ -364,9 +364,9 @@ def shares(
 ) -> None:
     """Import teams' shares of a pool: GPU limits or Shares of Slurm's accounts, or quotas of Kubernetes' namespaces.
 
-    Slurm: sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres; an account is a team. Kubernetes:
-    kubectl get resourcequota -A -o json; a namespace is a team. The shares that were read before from the same
-    scheduler for this pool are superseded; declared [[share]] tables stay.
+    Slurm: sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres; an account in which jobs run is a
+    team, bounded by the limits of its parents. Kubernetes: kubectl get resourcequota -A -o json; a namespace is a team.
+    Shares that were read before from the same scheduler for this pool are superseded; declared [[share]] tables stay.
     """
     try:
         from_on = None if effective_from is None else dt.date.fromisoformat(effective_from)

@@ -16,8 +16,9 @@ from gpuledger_common.plurals import plural
 from gpuledger_common.profiles.check import Report, check_page, energy_of
 from gpuledger_common.profiles.fetch import fetch
 from gpuledger_common.profiles.library import all_profiles, named_profile, only_match, packaged_ids, packaged_text
+from gpuledger_common.profiles.lines import read_lines
 from gpuledger_common.profiles.model import ENERGY, Profile
-from gpuledger_common.profiles.page import PageAccelerator, read_lines
+from gpuledger_common.profiles.page import PageAccelerator
 from gpuledger_common.readings import WHOLE_GPU, SourceUnavailable
 
 app = new_app(name="profiles", help="Exporters that are understood, by profiles.", no_args_is_help=True)

@@ -5,9 +5,13 @@ Instants are RFC 3339 (without a zone: UTC) or unix seconds, and are written bac
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import sys
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +21,9 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.series_file import SeriesFile, WriteInstants
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.config.files import MAX_FILE_BYTES, read_content
 from gpuledger_collector.insight.series import Ints, series_of
+from gpuledger_common.bounded_file import read_stream
 
 SHOWN = 10
 DAY_MS = 86_400_000
@@ -67,8 +73,11 @@ def _problem(path: str, row: int, column: str, message: str) -> Problem:
 
 def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
     """These columns as text; a line of the file is its row plus two."""
-    source: Any = sys.stdin.buffer if path == "-" else path
     try:
+        # Bounded here: pandas would inflate whatever a name's ending says, without a bound.
+        is_input = path == "-"
+        content = read_stream(sys.stdin.buffer, Path(path), MAX_FILE_BYTES) if is_input else read_content(Path(path))
+        source = io.BytesIO(content)
         # As text, with blank lines and without pandas' words for missing values: a row's number stays its line's, and
         # `NA` is refused instead of becoming a gap.
         table = pd.read_csv(source, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig")
@@ -81,6 +90,8 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
         refuse(f"{path}: this is not a CSV file: {str(error).strip()}")
     except UnicodeDecodeError:
         refuse(f"{path}: this is not text in UTF-8")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        refuse(f"{path}: this is not a whole gzip file: {error}")
     if not isinstance(table.index, pd.RangeIndex):
         refuse(f"{path}:2: more fields than the header names ({','.join(map(str, table.columns))})")
     table.columns = [str(name).strip() for name in table.columns]

@@ -21,6 +21,7 @@ from gpuledger_collector.notifications.sender import channel_of
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.ledger.health import Declarations
 from gpuledger_collector.storage.ledger.zones import zone_of
+from gpuledger_common.bounded_file import MAX_SECRET_BYTES, read_bounded
 
 MAX_SKEW_MS = 5_000
 """More than a slow answer of the database explains; jobs and leases depend on both clocks."""
@@ -188,7 +189,7 @@ def certificate(path: Path, now_ms: int) -> Iterator[Finding]:
     """How long the server's certificate is valid."""
     remedy = "put a new certificate and key in place; the collector takes them at its next start"
     try:
-        ends = expiry(path.read_text(encoding="ascii"))
+        ends = expiry(read_bounded(path, MAX_SECRET_BYTES).decode("ascii"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         yield bad("certificate", f"{path} cannot be read: {reason}", remedy)

@@ -133,6 +133,7 @@ def runs(
 ) -> None:
     """List the runs of a period with their cost, their waste and the cost of a unit of their output.
 
+    Cost is that of GPU-time; `chargeback --by workload` and `receipt` add a run's share of node costs.
     A unit's cost is of the time that its counters cover; `coverage` says how much of the charged time that is.
     With `--scaling`: time and cost of a unit by number of GPUs, and the efficiency against the fewest.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import itertools
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.fields import Instants
+from gpuledger_collector.config.files import bounded_rows, read_content
 from gpuledger_collector.config.model import Record, Row
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -68,11 +70,10 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any]) -> Iterator[
 
 
 def decode(path: Path, problems: list[Problem]) -> str | None:
-    """The file's text, gunzipped when its name ends in .gz; None after adding a problem."""
-    content = path.read_bytes()
+    """The file's text, gunzipped when its name ends in .gz; None after adding a problem. Raises OSError."""
+    content = bytearray()
     try:
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
+        content = read_content(path)
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # "Unicode text" of spreadsheets
             return content.decode("utf-16")
         return content.decode("utf-8-sig")  # spreadsheets begin their UTF-8 files with a byte order mark
@@ -84,7 +85,7 @@ def decode(path: Path, problems: list[Problem]) -> str | None:
     return None
 
 
-def _encoding_message(path: Path, content: bytes) -> str:
+def _encoding_message(path: Path, content: bytearray) -> str:
     """Why a file is no text, and how to make it one: Windows writes the letters of western Europe in a byte each."""
     if content.startswith(b"PK\x03\x04"):
         return "is a workbook (.xlsx, .ods) or an archive and no text; save its sheet as CSV UTF-8"
@@ -120,7 +121,7 @@ def split_rows(
 
 
 def _rows(file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem]) -> Iterator[Record]:
-    while True:
+    for _ in bounded_rows(file, itertools.count()):
         # the line on which the row begins: a quoted cell may hold line ends
         line = reader.line_num + 1  # type: ignore[attr-defined]  # csv.reader has it, Iterator does not
         try:

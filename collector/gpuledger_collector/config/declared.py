@@ -27,6 +27,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
 
 BILLING_ZONE = "billing_zone"
 FISCAL_YEAR = "fiscal_year_begins"
@@ -78,7 +79,7 @@ def _scalar(
 def _parse(path: Path, problems: list[Problem]) -> tuple[str, Mapping[str, Any]]:
     """Text and content of a TOML file; no content after adding a problem. Numbers stay as they are written."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         problems.append(Problem("bad_encoding", str(path), "is not UTF-8 text"))
         return "", {}

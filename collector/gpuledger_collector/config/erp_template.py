@@ -41,6 +41,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.fields import Flag, Scalar, matching, one_of, refusal
 from gpuledger_collector.config.model import Record, Row, unknown_key
+from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
 
 NAMING = (*LEVELS, "pool", "model", "kind", "cost_center", "gl_code")
 """Fields by which amounts are told apart, where a template has them."""
@@ -103,12 +104,14 @@ class Template:
 def read_template(path: Path) -> Template | list[Problem]:
     """The template, or every problem in it. Raises OSError when it cannot be opened."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
         content = tomllib.loads(text)
     except UnicodeDecodeError:
         return [Problem("bad_encoding", str(path), "is not UTF-8 text")]
     except tomllib.TOMLDecodeError as error:
         return [Problem("bad_toml", str(path), f"is not TOML: {error}")]
+    except (ValueError, RecursionError):
+        return [Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long")]
     problems: list[Problem] = []
     tables: Any = content.pop("column", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):

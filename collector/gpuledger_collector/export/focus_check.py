@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal, localcontext
-from typing import TextIO
 
 from gpuledger_collector.accounting.currencies import was_currency
 from gpuledger_collector.accounting.money import minor_digits
@@ -204,12 +203,12 @@ class _Resource:
     used: list[tuple[int, int, Decimal]] = field(default_factory=list)
 
 
-def check(file: TextIO, wanted: str | None = None) -> Iterator[Violation]:
-    """Every violation of an open file (opened with newline=""), those of rows first. Raises NotFocus.
+def check(lines: Iterable[str], wanted: str | None = None) -> Iterator[Violation]:
+    """Every violation of a file's lines (opened with newline=""), those of rows first. Raises NotFocus.
 
     `wanted` is the version to check against (a key of VERSIONS); None: the one of the header.
     """
-    reader = csv.reader(file, strict=True)
+    reader = csv.reader(lines, strict=True)
     try:
         header = next(reader, None)
         if not header:

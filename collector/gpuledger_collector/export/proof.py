@@ -16,6 +16,8 @@ from gpuledger_common.plurals import plural
 
 SHOWN_PLACES = 3
 """Amounts of each identity that are printed where it does not hold."""
+SHOWN_CLAIMS = 10
+"""Refused claims that are printed, the oldest."""
 
 
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
@@ -157,8 +159,11 @@ def doubts(sheet: Reconciliation) -> list[str]:
     said += [
         f"Refused from {format_instant(claim.first_ms)} to {format_instant(claim.last_ms)}: {claim.sentence()}. "
         "Look at the node; gpuledger import inventory says who is right."
-        for claim in sheet.claims
+        for claim in sheet.claims[:SHOWN_CLAIMS]
     ]
+    if more := sheet.claims[SHOWN_CLAIMS:]:
+        nodes = plural(len({claim.node for claim in more}), "node")
+        said.append(f"And {plural(len(more), 'more refused claim')} of {nodes} (--format json lists them).")
     if sheet.coverage is not None:
         last = max(day.until_ms for day in sheet.days)
         said.append(

@@ -400,7 +400,7 @@ def _bars(report: RunReport) -> Any:
     return plots.stacked_bars(
         stacks,
         ("busy", "idle", "unknown"),
-        "Accelerator-hours held, day by day",
+        "GPU-hours held, day by day",
         f"{plural(len(stacks), 'day')}, at most {most:,.1f} accelerator-hours a day",
         "h",
     )

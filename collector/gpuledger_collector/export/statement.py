@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.reserved_names import is_reserved
-from gpuledger_collector.accounting.statement import Contested, SpendChange, StatementSection
+from gpuledger_collector.accounting.statement import Contested, SpendChange, StatementSection, days_left_out
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.budgets import MEASURED
@@ -27,6 +27,7 @@ from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import share_rows
 from gpuledger_collector.export.findings import STATES
+from gpuledger_collector.export.shortened import is_rest, shortened
 from gpuledger_collector.export.site import (
     ANOMALIES,
     IDLE,
@@ -117,7 +118,8 @@ def index(
             return files.get(owner)
         return statement_path(level, owner, month) if is_owner(owner) else None
 
-    ordered = sorted(report.rows, key=lambda row: bool(row.correction_of))
+    listed = shortened(report).rows if files is None else report.rows  # an exported site is whole
+    ordered = sorted(listed, key=lambda row: bool(row.correction_of))
     return html.render(
         "statements.html",
         site=site,
@@ -125,7 +127,9 @@ def index(
         month=month,
         months=months,
         levels=LEVELS,
-        rows=[{"row": row, "owner": row.keys[0], "path": path(row.keys[0])} for row in ordered],
+        rows=[
+            {"row": row, "owner": row.keys[0], "path": path(row.keys[0]), "is_rest": is_rest(row)} for row in ordered
+        ],
         totals=report.totals,
         has_shared=any(row.shared_minor for row in report.rows),
     )
@@ -189,7 +193,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
         "amount": budget.number(budget.amount_micro),
         "share": share,
         "elapsed": status.elapsed_percent,
-        "until": budget.calendar.date_of(status.period.end_ms).isoformat(),
+        "days": _first_and_last(status.period, budget.calendar),
         "forecast": forecast,
         "out": out,
         "state": html.UNKNOWN if share is None else budget.spent_word if gone else "at risk" if over else "on course",
@@ -257,7 +261,7 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
         "share": _share(section),
         "bars": _bars(section, statement.calendar),
         "days": [day for day in section.days if day.measures is not None],
-        "change": None if change is None else _change(change, section.currency, statement.calendar),
+        "change": None if change is None else _change(change, section.currency, statement),
         "ahead": statement.ahead.get(section.currency),
         "most": max((amount.cost_minor for amount in section.jobs), default=0),
     }
@@ -334,7 +338,8 @@ def _hours(measures: Measures) -> tuple[float, ...]:
     return tuple(ns / GPU_NS_PER_HOUR for ns in (measures.busy_ns, measures.idle_ns, measures.unknown_ns))
 
 
-def _change(change: SpendChange, currency: str, calendar: Calendar) -> dict[str, Any]:
+def _change(change: SpendChange, currency: str, statement: Statement) -> dict[str, Any]:
+    calendar, known_ms = statement.calendar, max((check.until_ms for check in statement.checks), default=0)
     more = change.after_micro - change.before_micro
     price, volume, mix = change.parts
     days = (len(calendar.days(change.before)), len(calendar.days(change.after)))
@@ -350,6 +355,7 @@ def _change(change: SpendChange, currency: str, calendar: Calendar) -> dict[str,
         "before_days": _first_and_last(change.before, calendar),
         "after_days": _first_and_last(change.after, calendar),
         "days": days,
+        "left_out": days_left_out(change.before, change.after, statement.period, known_ms, calendar),
         "per_day": tuple(
             html.micro(cost // count, currency)
             for cost, count in zip((change.before_micro, change.after_micro), days, strict=True)

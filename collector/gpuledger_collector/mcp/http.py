@@ -8,7 +8,7 @@ loopback address could otherwise read a collector that needs no token.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,12 +30,21 @@ READER = "gpuledger.reader"
 
 
 class Endpoint:
-    """The ASGI endpoint. `authenticate` returns who asks or raises starlette's HTTPException; it may block."""
+    """The ASGI endpoint. `authenticate` returns who asks or raises starlette's HTTPException; it may block.
+
+    `turn` waits for the turn of who asks, and raises starlette's HTTPException where that takes too long.
+    """
 
     path = PATH
 
-    def __init__(self, source: Source, authenticate: Callable[[Request], Reader], hosts: Sequence[str]) -> None:
-        self._authenticate = authenticate
+    def __init__(
+        self,
+        source: Source,
+        authenticate: Callable[[Request], Reader],
+        hosts: Sequence[str],
+        turn: Callable[[Reader, Request], AbstractAsyncContextManager[None]] = lambda *_: nullcontext(),
+    ) -> None:
+        self._authenticate, self._turn = authenticate, turn
         self._server = server.create(source)
         self._server.streamable_http_app(
             streamable_http_path=PATH,
@@ -54,8 +63,9 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        scope[READER] = await anyio.to_thread.run_sync(self._authenticate, request)
-        await self._server.session_manager.handle_request(scope, receive, send)
+        reader = scope[READER] = await anyio.to_thread.run_sync(self._authenticate, request)
+        async with self._turn(reader, request):
+            await self._server.session_manager.handle_request(scope, receive, send)
 
 
 def reader_of(request: Request | None) -> Reader:

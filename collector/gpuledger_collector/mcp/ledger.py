@@ -16,7 +16,8 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
-SESSION = "-c default_transaction_read_only=on -c statement_timeout=60000 -c lock_timeout=2000"
+STATEMENT_SECONDS = 60
+SESSION = f"-c default_transaction_read_only=on -c statement_timeout={STATEMENT_SECONDS}s -c lock_timeout=2s"
 """No statement of a tool can write, and none runs for longer than a minute."""
 MAX_OFFSET = 1_000_000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SILENT_MS = 15 * 60_000
+SILENT_MS = 10 * 60_000
 """Time without a sign of life after which a node is silent (docs/runbooks/node-silent.md)."""
 
 

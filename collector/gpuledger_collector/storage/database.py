@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage.cancellation import note_session
 from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable, StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -110,6 +111,7 @@ class Database:
             if self.viewer is not None:
                 # At the beginning of the session, so that no statement of it can run without the restriction.
                 row_level_security.become_viewer(connection, self.viewer)
+            note_session(connection)
             return connection
         except psycopg.OperationalError as error:
             raise unreachable(error) from error

@@ -19,6 +19,13 @@ class EnvironmentLacks(StorageError):
     permanent = True
 
 
+class QuestionAbandoned(StorageError):
+    """Nobody waits for the answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the question was abandoned: nobody waits for its answer any more")
+
+
 class ReadReplica(StorageError):
     """The database is a read replica, and this needs to write."""
 

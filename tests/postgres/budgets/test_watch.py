@@ -308,6 +308,7 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     from gpuledger_collector.api import ledger
     from gpuledger_collector.api.auth.keys import Keys
     from gpuledger_collector.api.context import ReadContext
+    from gpuledger_collector.api.reader_limits import ReaderLimits
     from gpuledger_collector.storage.access.tokens import TokenStore
     from gpuledger_collector.storage.database import Database
 
@@ -316,6 +317,7 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     apply(VISION)
     app = FastAPI()
     keys = Keys(TokenStore(Database(dsn)), lambda: 0)
+    app.state.reader_limits = ReaderLimits(keys)
     app.include_router(ledger.router(ReadContext(Database(dsn), lambda: at, keys)))
     answer = TestClient(app).get("/v1/budgets")
     assert answer.status_code == 200

@@ -22,6 +22,7 @@ CHANGES = {
     "close",
     "db distribute",
     "db grant-reader",
+    "db revoke-reader",
     "db pack",
     "db upgrade",
     "disputes answer",

@@ -19,7 +19,7 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import Database
 from gpuledger_common.profiles.library import packaged_ids
-from gpuledger_common.profiles.page import read_lines
+from gpuledger_common.profiles.lines import read_lines
 
 DAY, NEXT = "2026-11-01", "2026-11-02"
 START, END = f"{DAY}T00:00:00Z", f"{DAY}T02:00:00Z"

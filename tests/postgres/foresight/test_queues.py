@@ -60,12 +60,12 @@ def test_a_reading_counts_once_and_may_be_put_right(collector, database):
     ("body", "words"),
     [
         (b"nonsense", "no reading"),
-        ({"source": "s", "at": 1}, "waiting"),
-        ({"source": "", "at": 1, "waiting": []}, "source"),
+        ({"source": "s", "at": 1_760_000_000}, "waiting"),
+        ({"source": "", "at": 1_760_000_000, "waiting": []}, "source"),
         ({"source": "s", "at": "yesterday", "waiting": []}, "yesterday"),
         ({"source": "s", "at": 5e9, "waiting": []}, "at:"),
-        ({"source": "s", "at": 1, "waiting": [WAITS | {"gpus": 0}]}, "waiting[0].gpus"),
-        ({"source": "s", "at": 1, "waiting": [WAITS, WAITS | {"workload_id": ""}]}, "waiting[1]"),
+        ({"source": "s", "at": 1_760_000_000, "waiting": [WAITS | {"gpus": 0}]}, "waiting[0].gpus"),
+        ({"source": "s", "at": 1_760_000_000, "waiting": [WAITS, WAITS | {"workload_id": ""}]}, "waiting[1]"),
     ],
 )
 def test_what_is_no_reading_is_refused_with_its_place(collector, body, words):
@@ -77,7 +77,7 @@ def test_what_is_no_reading_is_refused_with_its_place(collector, body, words):
 
 def test_a_queue_is_json_and_no_form(collector):
     """415 for what a page of the web may post without asking, to a collector on its reader's machine."""
-    body = json.dumps({"source": "s", "at": 1, "waiting": []}).encode()
+    body = json.dumps({"source": "s", "at": 1_760_000_000, "waiting": []}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert collector.request("POST", "/v1/queue", body, {"Content-Type": kind})[0] == 415
     assert collector.request("POST", "/v1/queue", body, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
@@ -86,12 +86,12 @@ def test_a_queue_is_json_and_no_form(collector):
 def test_only_agents_may_tell_a_queue(dsn, tmp_path):
     """With tokens asked for, a request without one is 401."""
     with running(dsn, require_tokens=True) as collector:
-        assert post(collector, {"source": "s", "at": 1, "waiting": []})[0] == 401
+        assert post(collector, {"source": "s", "at": 1_760_000_000, "waiting": []})[0] == 401
 
 
 def test_a_large_queue_holds_up_nobody_else(collector, monkeypatch):
     """It is read beside the event loop, and its body counts among what may be under way: 503 when that is too much."""
-    body, read, loops = {"source": "s", "at": 1, "waiting": [WAITS]}, queue._parse, []
+    body, read, loops = {"source": "s", "at": 1_760_000_000, "waiting": [WAITS]}, queue._parse, []
     monkeypatch.setattr(queue, "_parse", lambda *told: loops.append(asyncio._get_running_loop()) or read(*told))
     assert post(collector, body)[0] == 200
     assert loops == [None]

@@ -11,6 +11,7 @@ import pytest
 from fakes.batches import HOUR_MS, NOON_MS, batch, body_of, free, samples, workload, worst
 from fakes.collector import MSGPACK, running
 from gpuledger_collector.api import batches
+from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.intake import Reservation
 from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits, Unavailable
 from gpuledger_collector.storage.access import tokens
@@ -130,7 +131,7 @@ def test_a_node_has_one_large_body_decoded_at_a_time(dsn, monkeypatch):
         for sender in senders:
             sender.join(30)
     assert most == [1]
-    assert collector.parts.intake.nodes == {}
+    assert collector.parts.intake.payers == {}
 
 
 def test_a_node_cannot_hold_all_that_may_be_under_way(dsn):
@@ -138,16 +139,16 @@ def test_a_node_cannot_hold_all_that_may_be_under_way(dsn):
     with running(dsn, require_tokens=True) as collector:
         intake = collector.parts.intake
         intake.max_bytes = 4_000_000
-        with Reservation(intake, "flood") as held:
+        with Reservation(intake, Principal("agent", "flood", "flood")) as held:
             held.add(1_900_000)
             with (
                 pytest.raises(Unavailable, match="too many bytes of flood are in progress"),
-                Reservation(intake, "flood") as more,
+                Reservation(intake, Principal("agent", "flood", "flood")) as more,
             ):
                 more.add(200_000)
-            with Reservation(intake, "other") as others:
+            with Reservation(intake, Principal("agent", "other", "other")) as others:
                 others.add(1_900_000)
-        assert (intake.in_progress, intake.nodes) == (0, {})
+        assert (intake.in_progress, intake.payers) == (0, {})
 
 
 def test_what_a_batch_lists_and_becomes_is_counted(dsn):

@@ -3,18 +3,23 @@
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import psycopg
 import pytest
 from mcp import StdioServerParameters
 
 from fakes.assistant import ERAS, Assistant
-from fakes.processes import BIN, environment
+from fakes.batches import batch
+from fakes.processes import BIN, CollectorProcess, environment
+from gpuledger_collector import wiring
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
 
 pytestmark = pytest.mark.slow  # each test starts processes
 
+ROOT = Path(__file__).parents[3]
 HELLO = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -107,15 +112,11 @@ def test_standard_output_holds_the_protocol_alone(books):
 WITHOUT = "import sys\nsys.modules['mcp'] = None\nfrom gpuledger_collector.__main__ import main\nsys.argv = {}\nmain()"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variables"),
-    [(["mcp"], {}), (["serve"], {"GPULEDGER_MCP": "true", "GPULEDGER_LISTEN": "127.0.0.1:0"})],
-)
-def test_without_the_extra_a_sentence_says_how_to_get_it(books, arguments, variables):
-    """Exit code 3, and nothing is served."""
+def test_without_the_extra_a_sentence_says_how_to_get_it(books):
+    """Exit code 3, and a command that adds what pyproject.toml asks for."""
     answer = subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(["gpuledger", *arguments])],
-        env=environment(GPULEDGER_DSN=books.dsn, **variables),
+        [sys.executable, "-c", WITHOUT.format(["gpuledger", "mcp"])],
+        env=environment(GPULEDGER_DSN=books.dsn),
         capture_output=True,
         text=True,
         timeout=120,
@@ -123,7 +124,35 @@ def test_without_the_extra_a_sentence_says_how_to_get_it(books, arguments, varia
     )
     assert answer.returncode == 3, answer.stderr
     (sentence,) = answer.stderr.splitlines()[-1:]
-    assert sentence.endswith("pip install 'gpuledger[collector,embedded,mcp]'")
+    assert sentence.endswith(wiring.MCP_REMEDY)
+    (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["mcp"]
+    assert f"pipx inject gpuledger '{extra}'" in sentence
+    assert (ROOT / "requirements/mcp.txt").is_file()
+
+
+def test_intake_does_not_depend_on_the_extra(dsn, tmp_path):
+    """`mcp = true` without it: the collector takes batches, its log says what is missing, and doctor too."""
+    program = tmp_path / "gpuledger"
+    program.write_text(f"#!{sys.executable}\n{WITHOUT.format(['gpuledger', 'serve'])}")
+    program.chmod(0o755)
+    collector = CollectorProcess(tmp_path, tmp_path, GPULEDGER_DSN=dsn, GPULEDGER_MCP="true", GPULEDGER_JOBS="false")
+    collector.start()
+    try:
+        collector.wait_ready()
+        assert collector.send(batch(1, node="without-mcp")) == 200
+    finally:
+        collector.stop()
+    assert wiring.MCP_MISSING in (tmp_path / "collector.log").read_text()
+    answer = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(["gpuledger", "doctor"])],
+        env=environment(GPULEDGER_DSN=dsn, GPULEDGER_MCP="true"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 1, answer.stderr
+    assert "BAD   assistants" in answer.stdout
 
 
 def test_other_commands_do_not_load_the_sdk():

@@ -65,7 +65,7 @@ NOT_DERIVED = {
     "declared, and compared with the audit log (test_declared_rows)": {
         *("price", "commitment", "purchase_choice", "exchange_rate", "shared_cost", "pool_share", "adjustment"),
         *("node_cost", "cost_center", "carbon_intensity", "pool_provider", "pool_location", "attribution_rule"),
-        *("inventory", "fiscal_year", "billing_zone"),
+        *("inventory", "fiscal_year", "billing_zone", "node_retirement"),
     },
     "evidence, as agents, schedulers and providers reported it": {
         *("node", "accelerator", "accelerator_attributes", "workload", "workload_attributes", "usage_interval"),
@@ -77,7 +77,15 @@ NOT_DERIVED = {
     },
     "requests and progress of jobs: what they leave is compared": {
         *("day_recompute", "hour_recompute", "scrape_recompute", "expired_day", "retention_boundary", "series_day"),
-        *("node_utilization_day", "job_run", "replica", "applied_migration", "recommendation_run", "finding_progress"),
+        *(
+            "node_utilization_day",
+            "job_run",
+            "replica",
+            "quota_use",
+            "applied_migration",
+            "recommendation_run",
+            "finding_progress",
+        ),
     },
     "drawn in charts, and computed again from what is compared": {
         *("gpu_minute", "owner_5min", "node_utilization", "counter_hour"),

@@ -10,6 +10,7 @@ import json
 import re
 from collections import defaultdict
 from decimal import Decimal
+from functools import partial
 from html import unescape
 
 import pytest
@@ -20,7 +21,11 @@ from fakes.collector import running
 from fakes.fleet import NOW_MS
 from fakes.rich_ledger import CLOSED, OPEN, TEAMS, rich
 from gpuledger_collector.cli import build
+from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.mcp.tools import TOOLS
+from gpuledger_collector.notifications import budget_mail
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Lock
 
 __all__ = ["rich"]
 pytestmark = pytest.mark.slow
@@ -104,6 +109,21 @@ def test_forms_of_the_chargeback(ledger, month):
     whole = {row["currency"]: row["cost_micro"] for row in ledger.bill(month)["totals"]}
     for by in ("project", "user", "workload", "pool", "model", "node", "region", "team,region,node"):
         assert {row["currency"]: row["cost_micro"] for row in ledger.bill(month, by)["totals"]} == whole, by
+
+
+@pytest.mark.parametrize("month", MONTHS)
+def test_parquet(ledger, month):
+    """The chargeback and FOCUS as Parquet have the amounts of their CSV."""
+    arrow = pytest.importorskip("pyarrow.parquet")
+    for form in ("parquet", "focus"):
+        path = ledger.folder / f"{form}.parquet"
+        ledger.out("chargeback", "--period", month, "--by", "team", "--format", form, "-o", path)
+        rows = arrow.read_table(path).to_pylist()
+        if form == "parquet":
+            assert added((row["team"], row["currency"], row["cost"]) for row in rows) == ledger.direct(month)
+        else:
+            borne = added((row["SubAccountName"], row["BillingCurrency"], row["EffectiveCost"]) for row in rows)
+            assert {key: amount.quantize(CENT) for key, amount in borne.items()} == ledger.total(month)
 
 
 def test_a_quarter_is_its_months(ledger):
@@ -223,7 +243,8 @@ def test_budgets_forecasts_and_other_prices_begin_at_the_bill(ledger):
     """What is spent is what is charged so far: of a budget, of a forecast, and of what-if's present."""
     budgets = "".join(
         f'[[budget]]\nname = "{owner} {currency}"\nteam = "{owner}"\nperiod = "range"\nfrom = 2025-11-01\n'
-        f'to = 2025-12-01\namount = 100000\ncurrency = "{currency}"\n\n'
+        f'to = 2025-12-01\namount = 1\ncurrency = "{currency}"\n'
+        'recipients = ["team@example.com"]\n\n'
         for owner, currency in ledger.direct(OPEN)
     )
     path = ledger.folder / "budgets.toml"
@@ -239,6 +260,12 @@ def test_budgets_forecasts_and_other_prices_begin_at_the_bill(ledger):
         for budget in json.loads(ledger.out("budgets", "--format", "json"))["budgets"]
     }
     assert spent == own
+    begin = partial(Database(ledger.dsn).transaction, Lock.BUDGETS)
+    assert watch_budgets(begin, NOW_MS, budget_mail.write) >= len(own)
+    with begin() as connection:
+        mails = " ".join(text for (text,) in connection.execute("SELECT text FROM outbox"))
+    mailed = re.findall(r"(\w+) ([A-Z]{3}) \([^)]*\) has spent its whole budget: [A-Z]{3} ([\d.,]+) of", mails)
+    assert {(team, currency): Decimal(amount.replace(",", "")) for team, currency, amount in mailed} == own
     forecast = table(ledger.out("forecast", "spend", "--format", "csv"))
     assert {(row["team"], row["currency"]): Decimal(row["spent"]) for row in forecast} == own
     prices = ledger.folder / "prices.csv"
@@ -293,7 +320,8 @@ scale backtest, plan memory, plan training, plan storage, plan network, import u
 import inventory, import samples, import bill, import queue, import shares, apply, prices set, tags check, examples,
 serve, mcp, profiles list, profiles show, profiles check, doctor, token create, token list, token revoke, token rotate,
 completion, db upgrade, db check, db partitions, db distribute, db pack, db backup, db restore, db grant-reader,
-export samples, audit list, audit verify, privacy show, privacy erase, outbox list, outbox send
+nodes list, nodes retire, export samples, audit list, audit verify, privacy show, privacy erase, outbox list,
+outbox send
 """
 TOOLS_HERE = {"get_cost", "get_statement"}
 TOOLS_ELSEWHERE = {

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from fakes.pages import Page
 from gpuledger_collector.accounting.counters import CounterReading
 from gpuledger_collector.ingest.batches import counters
 
@@ -248,6 +249,8 @@ def test_the_page_needs_nothing_else_and_escapes_names(priced, run, tmp_path):
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert page.count("<svg") >= 2
     assert "Cost of a unit" in page
+    (table,) = [table for table in Page(page).tables if table.rows[0][-2] == "price of one"]
+    assert table.rows[1:] == [["NVIDIA H100 80GB HBM3", "train", "30.00", "3.6", "108.00 USD"]]
 
 
 def test_progress_by_command_is_idempotent_and_bad_input_is_said(priced, run, monkeypatch):

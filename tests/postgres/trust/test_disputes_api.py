@@ -1,6 +1,7 @@
 """/v1/disputes: a viewer contests and follows its own lines, finance decides, and nobody sees a foreign dispute."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -10,6 +11,7 @@ from fakes.two_teams import FOREIGN, OWN, day, two_teams
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.storage.billing import disputes
 from gpuledger_collector.storage.database import Database
 
 
@@ -81,7 +83,7 @@ def test_finance_sees_beforehand_what_an_acceptance_moves(ask):
 
 def test_nobody_sees_or_contests_what_is_anothers(ask):
     """A foreign dispute is 404 to a viewer, its lines 403, and an agent's token opens nothing."""
-    status, made = ask("finance", "POST", "", opening(FOREIGN))
+    status, made = ask("finance", "POST", "", opening(FOREIGN, **{"from": day(-4)}))
     assert status == 201
     path = f"/{made['id']}"
     assert ask("viewer", "GET", path)[0] == ask("viewer", "POST", f"{path}/answers", {"note": "x"})[0] == 404
@@ -97,8 +99,8 @@ def test_nobody_sees_or_contests_what_is_anothers(ask):
 
 def test_pages_of_disputes(ask):
     """`next` leads on; what is no `next` is refused."""
-    for _ in range(2):
-        assert ask("finance", "POST", "", opening(FOREIGN))[0] == 201
+    for number in (-5, -6):
+        assert ask("finance", "POST", "", opening(FOREIGN, **{"from": day(number)}))[0] == 201
     first = ask("finance", "GET", "?limit=1&all=true")[1]
     second = ask("finance", "GET", f"?limit=1&all=true&after={first['next']}")[1]
     assert first["items"][0]["id"] < second["items"][0]["id"]
@@ -140,6 +142,42 @@ def test_a_bad_opening_is_a_4xx_with_a_sentence(ask, body):
 )
 def test_a_decision_says_one_thing(ask, decision):
     """Neither an acceptance without a remedy nor a rejection with one."""
-    made = ask("finance", "POST", "", opening(FOREIGN))[1]
+    made = ask("finance", "POST", "", opening(FOREIGN, **{"from": day(-7)}))[1]
     assert ask("finance", "POST", f"/{made['id']}/resolution", {"note": "x", **decision})[0] == 422
     assert ask("finance", "GET", f"/{made['id']}")[1]["state"] == "open"
+    assert ask("finance", "POST", f"/{made['id']}/resolution", {"note": "x", "accept": False})[0] == 200
+
+
+def test_the_same_lines_are_contested_once(ask, fleet):
+    """409 with the number of the dispute that does, also when both are opened at once; after a decision anew."""
+    body = opening(**{"from": day(-5), "to": day(-4)})
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: ask("viewer", "POST", "", body), range(4)))
+    assert sorted(status for status, _ in answers) == [201, 409, 409, 409]
+    number = next(answer["id"] for status, answer in answers if status == 201)
+    refused = next(answer for status, answer in answers if status == 409)
+    assert refused["detail"] == f"these lines are already contested by dispute {number}: answer there"
+    assert ask("viewer", "POST", "", body | {"reason": "another word"})[0] == 409
+    with psycopg.connect(fleet[0].dsn) as connection:
+        audited = "SELECT count(*) FROM audit WHERE what = 'dispute' AND subject = %s"
+        assert connection.execute(audited, (str(number),)).fetchone() == (1,)
+    assert ask("finance", "POST", f"/{number}/resolution", {"note": "no", "accept": False})[0] == 200
+    assert ask("viewer", "POST", "", body)[0] == 201
+
+
+def test_an_owner_has_so_many_undecided_disputes(ask, monkeypatch):
+    """Whatever part of it they contest; another team goes on."""
+    monkeypatch.setattr(disputes, "MOST_OPEN", 1)
+    assert ask("viewer", "POST", "", opening(**{"from": day(-6), "to": day(-5)}))[0] in {201, 409}
+    status, answer = ask("viewer", "POST", "", opening(**{"from": day(-6), "to": day(-4)}))
+    assert (status, "undecided disputes" in answer["detail"]) == (409, True)
+    assert ask("finance", "POST", "", opening("speech"))[0] != 409
+
+
+def test_messages_of_a_dispute_are_bounded(ask, monkeypatch):
+    """Beyond so many it waits for a decision."""
+    status, made = ask("viewer", "POST", "", opening(**{"from": day(-9), "to": day(-4)}))
+    assert status == 201
+    monkeypatch.setattr(disputes, "MOST_ENTRIES", 2)
+    assert ask("viewer", "POST", f"/{made['id']}/answers", {"note": "well?"})[0] == 200
+    assert ask("viewer", "POST", f"/{made['id']}/answers", {"note": "well?"})[0] == 409

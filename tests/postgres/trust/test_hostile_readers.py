@@ -200,7 +200,9 @@ def test_limits_that_were_lifted_hold_all_the_same(server, kind, caplog):
 
 def test_a_patient_reader_is_left_alone(server):
     """Short queries, again and again, beside a watch that looks often."""
-    with psycopg.connect(server.reader, autocommit=True) as reader, server.watch() as watch:
+    with psycopg.connect(server.reader, autocommit=True) as reader, contextlib.ExitStack() as stack:
+        watch = server.watch()
+        stack.callback(watch.stop)
         for _ in range(3):
             assert reader.execute("SELECT count(*) FROM charge").fetchone() == (0,)
             assert watch.look() == 0
@@ -230,6 +232,102 @@ def test_a_reader_has_a_share_of_sessions_and_no_tables_of_its_own(server):
         opened.execute("SET TRANSACTION READ WRITE")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             opened.execute("CREATE TEMP TABLE mine (n int)")
+
+
+SPILLS = """SELECT count(*) FROM (
+SELECT repeat(md5(i::text), 60) FROM generate_series(1, 400000) i ORDER BY 1 OFFSET 0) x"""
+"""Sorts 750 MB on disk."""
+
+
+def test_a_reader_cannot_fill_the_disk(server):
+    """Threat: temporary files. A sort ends at the limit, which the role cannot raise; the collector stays ready."""
+    with running(server.own) as collector, contextlib.closing(server.attacker()) as attacker:
+        attacker.execute("SET work_mem = '64kB'")
+        for lift in ("SET temp_file_limit = -1", f"ALTER ROLE {READER} SET temp_file_limit = -1"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                attacker.execute(lift)
+        with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
+            attacker.execute(f"ALTER ROLE {READER} RESET ALL")
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.ConfigurationLimitExceeded, match="temp_file_limit"):
+                attacker.execute(SPILLS)
+            assert collector.request("GET", "/readyz")[0] == 200
+        with contextlib.closing(server.attacker()) as again:
+            assert again.execute("SHOW temp_file_limit").fetchone() == (readers.TEMP_FILE_LIMIT,)
+
+
+def test_a_role_that_may_no_longer_log_in_stops_reading(server):
+    """NOLOGIN alone leaves open sessions as they are: the watch ends them."""
+    with contextlib.closing(server.attacker()) as attacker, contextlib.ExitStack() as stack:
+        watch = server.watch()
+        stack.callback(watch.stop)
+        assert watch.look() == 0
+        with psycopg.connect(server.admin, autocommit=True) as admin:
+            admin.execute(f"ALTER ROLE {READER} NOLOGIN")
+        watch._asked = 0.0
+        assert watch.look() == 1
+        until(lambda: is_ended(attacker))
+        assert attacker.closed
+
+
+def is_ended(session):
+    try:
+        session.execute("SELECT count(*) FROM charge")
+    except psycopg.OperationalError:
+        return True
+    return False
+
+
+def test_a_reader_is_revoked_at_once(server, command, tmp_path):
+    """Its session ends, its rights and login are gone, the log says so; grant-reader with a password undoes it."""
+    with contextlib.closing(server.attacker()) as attacker:
+        shown = command("db", "revoke-reader", READER, "--dry-run", dsn=server.own)
+        assert f'ALTER ROLE "{READER}" NOLOGIN;' in shown.output
+        assert not is_ended(attacker)
+        done = command("db", "revoke-reader", READER, dsn=server.own)
+        assert done.exit_code == 0, done.exception
+        assert f"{READER} may read nothing; 1 session ended" in done.output
+        assert is_ended(attacker)
+    told = [line.partition(": ")[2] for line in done.output.splitlines() if line.startswith("left to")]
+    assert bool(told) == ("test_others" in server.own), done.output
+    with psycopg.connect(make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])) as admin:
+        for statement in told:
+            assert statement == f'ALTER ROLE "{READER}" NOLOGIN;'
+            admin.execute(statement)
+        assert admin.execute(
+            "SELECT count(*) FROM pg_class c, aclexplode(c.relacl) a WHERE a.grantee = %s::regrole", (READER,)
+        ).fetchone() == (0,)
+        assert admin.execute("SELECT count(*) FROM pg_policies WHERE %s = ANY (roles)", (READER,)).fetchone() == (0,)
+    with pytest.raises(psycopg.OperationalError, match="not permitted to log in"):
+        psycopg.connect(server.reader)
+    assert READER in command("audit", "list", dsn=server.own).output
+    if not told:
+        given = ("--owner", "team=vision", "--password-file", tmp_path / "password")
+        assert command("db", "grant-reader", READER, *given, dsn=server.own).exit_code == 0
+        with contextlib.closing(server.attacker()) as attacker:
+            assert attacker.execute("SELECT count(*) FROM charge").fetchone() == (0,)
+
+
+def test_a_reader_that_was_dropped_is_forgotten(dsn, superuser, command):
+    """Its row is all that is left of it."""
+    with psycopg.connect(superuser, autocommit=True) as admin:
+        assert command("db", "grant-reader", READER, dsn=dsn).exit_code == 0
+        with psycopg.connect(make_conninfo(superuser, dbname=conninfo_to_dict(dsn)["dbname"])) as inside:
+            inside.execute(f"DROP OWNED BY {READER}")
+        admin.execute(f"DROP ROLE {READER}")
+    done = command("db", "revoke-reader", READER, dsn=dsn)
+    assert done.exit_code == 0, done.exception
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM database_reader").fetchone() == (0,)
+
+
+def test_only_a_reader_is_revoked(server, command):
+    """The owner of the ledger, or a name that was misspelled, is not."""
+    own = conninfo_to_dict(server.own)["user"]
+    for name in (own, "hostile_raeder"):
+        done = command("db", "revoke-reader", name, dsn=server.own)
+        assert isinstance(done.exception, readers.RoleRefused)
+        assert str(done.exception) == f"{name} is no reader; there are {READER}"
 
 
 def test_doctor_names_a_role_that_is_not_held(server, command):

@@ -232,3 +232,15 @@ def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(plain_own
             assert connection.execute("SELECT count(*) FROM charge").fetchone() == (0,)
         assert connection.execute("SELECT current_user").fetchone() == ("plain_owner",)
     assert advised not in command("doctor", "--format", "json", dsn=plain_owner).stdout
+
+
+def test_the_remedy_names_no_role_that_is_there(dsn, monkeypatch, caplog):
+    """What prevents it then is in the log of the upgrade: an administrator's SQL cannot help."""
+    monkeypatch.setitem(row_level_security.OWNED, "charge", "no_such_column")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row_level_security.disable(connection)
+        assert "no_such_column" in row_level_security.enable(connection)
+        assert "no_such_column" in caplog.text
+        advice = row_level_security.advice(connection)
+    assert advice.startswith("gpuledger db upgrade")
+    assert "CREATE ROLE" not in advice

@@ -30,6 +30,25 @@ def test_later_rules_override_the_levels_of_earlier_ones():
     assert owner == OwnerPath(team="speech", project="asr-large")
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "matched"),
+    [
+        ("slurm", "slurm:c1:42", {"slurm"}),
+        ("imported", "imported:import:c1/42@1790845200", {"slurm", "imported"}),
+        ("imported", "imported:import:c1/42@1790845200@1790899999", {"slurm", "imported"}),
+        ("imported", "imported:import:42", {"imported"}),
+        ("imported", "imported:import:me@example.com", {"imported"}),
+        ("kubernetes", "kubernetes:c1:uid", {"kubernetes"}),
+    ],
+)
+def test_a_job_of_slurm_is_one_by_whichever_way_it_came(kind, key, matched):
+    """From agents or from `import sacct`; the kind of an imported one still matches as well."""
+    job = WorkloadFacts(1, kind, "ann", "ml-a", None, key=key)
+    kinds = ("slurm", "imported", "kubernetes")
+    rules = Attribution([rule(at, {"kind": name, "account": "ml-*"}, {"team": "x"}) for at, name in enumerate(kinds)])
+    assert {kinds[found.position] for found in rules.matching(job, 0)} == matched
+
+
 def test_a_rule_holds_only_while_it_is_dated_to():
     """From its start, up to and without its end."""
     dated = Attribution([rule(1, {"account": "a"}, {"team": "t"}, 100, 200)])

@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.placement import (
     Board,
     Part,
     Placement,
+    Retirement,
     Sighting,
     StatedRow,
     place,
@@ -77,23 +78,30 @@ def imported(draw):
     }
 
 
-def board(seen, rows=(), days=None, since_ms=0, carried=(), former=None, gone=()):
-    return Board("GPU-0", since_ms, list(carried), seen, rows, days or {}, former or {}, gone)
+@st.composite
+def retirements(draw):
+    """Instants from which on nodes are out of the fleet; mostly none."""
+    nodes = draw(st.sampled_from([[], [], [1], [1, 2]]))
+    return tuple(Retirement(node, draw(st.integers(0, 6 * 24)) * HOUR) for node in nodes)
 
 
-def whole(seen, rows, days):
+def board(seen, rows=(), days=None, since_ms=0, carried=(), former=None, gone=(), retired=()):
+    return Board("GPU-0", since_ms, list(carried), seen, rows, days or {}, former or {}, gone, retired)
+
+
+def whole(seen, rows, days, retired=()):
     """The time line from everything at once, by accelerator."""
     placed: dict[int, list[Placement]] = {}
-    for row in place(board(seen, rows, days)).placements:
+    for row in place(board(seen, rows, days, retired=retired)).placements:
         placed.setdefault(row.accelerator_id, []).append(row)
     return placed
 
 
-def bit_by_bit(seen, rows, days):
+def bit_by_bit(seen, rows, days, retired=()):
     """The time line from evidence that comes one after the other, each time placed again from two days before it."""
     known: list[Sighting] = []
     placed: dict[int, list[Placement]] = {}
-    for row in place(board([], rows, days)).placements:
+    for row in place(board([], rows, days, retired=retired)).placements:
         placed.setdefault(row.accelerator_id, []).append(row)
     for one in seen:
         known.append(one)
@@ -108,6 +116,7 @@ def bit_by_bit(seen, rows, days):
                 [mine[-1] for mine in before.values() if mine and mine[-1].reaches(start_ms)],
                 {number: [row.pool for row in mine] for number, mine in before.items()},
                 [mine[-1] for mine in before.values() if mine and not mine[-1].reaches(start_ms)],
+                retired,
             )
         )
         placed = {
@@ -119,12 +128,12 @@ def bit_by_bit(seen, rows, days):
     return {number: mine for number, mine in placed.items() if mine}
 
 
-@given(sightings(), stated(), imported(), st.randoms(use_true_random=False))
-def test_the_order_of_evidence_changes_nothing(seen, rows, days, chance):
+@given(sightings(), stated(), imported(), retirements(), st.randoms(use_true_random=False))
+def test_the_order_of_evidence_changes_nothing(seen, rows, days, retired, chance):
     """Law (a): evidence one by one, in any order and more than once, gives what all of it at once gives."""
     shuffled = [*seen, *seen[:2]]
     chance.shuffle(shuffled)
-    assert bit_by_bit(shuffled, rows, days) == whole(seen, rows, days)
+    assert bit_by_bit(shuffled, rows, days, retired) == whole(seen, rows, days, retired)
 
 
 @given(sightings(), stated(), imported())
@@ -216,3 +225,21 @@ def test_an_instance_returns_only_where_it_fits():
     ]
     placed = whole(seen, rows, {})
     assert [(row.in_ms, row.out_ms) for row in placed[INSTANCES[0].accelerator_id]] == [(HOUR, DAY_MS)]
+
+
+@given(sightings(), retirements())
+def test_a_retired_node_has_nothing_until_it_reports_again(seen, retired):
+    """From the retirement to the next sighting that begins on the node, nothing that agents saw is there on it."""
+    placed = [row for rows in whole(seen, (), {}, retired).values() for row in rows]
+    for end in retired:
+        later = [one.start_ms for one in seen if one.node_id == end.node_id and one.start_ms >= end.at_ms]
+        for at in {end.at_ms, *(row.in_ms for row in placed)}:
+            if end.at_ms <= at < min(later, default=FAR_MS):
+                assert not [row for row in placed if row.node_id == end.node_id and row.holds(at)]
+
+
+def test_a_retired_node_that_reports_again_is_there_again():
+    """Its device leaves at the retirement, and is there from the next sighting on."""
+    seen = [sighting(DEVICE, 0, HOUR), sighting(DEVICE, 9 * HOUR, 10 * HOUR)]
+    placed = whole(seen, (), {}, [Retirement(1, 2 * HOUR), Retirement(2, 3 * HOUR)])
+    assert [(row.in_ms, row.out_ms) for row in placed[1]] == [(0, 2 * HOUR), (9 * HOUR, None)]

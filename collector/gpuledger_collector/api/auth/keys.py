@@ -9,6 +9,8 @@ longer, every request is refused: a token may have been revoked meanwhile.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +29,7 @@ NEW_SECONDS = 0.1
 RETRY_SECONDS = 1.0
 """Back-off after a failed query."""
 NOTE_SECONDS = 60.0
+BASIC = "Basic "
 READERS = ("viewer", "finance", "admin")
 
 
@@ -148,6 +151,10 @@ class Keys:
         """
         offered = request.headers.get("authorization", "") if header is None else header
         self.refresh(offered)
+        return self.identify(request, offered)
+
+    def identify(self, request: Request, offered: str) -> Principal:
+        """The reading principal of a request with this header; call `refresh` before. Raises Denied."""
         identity = None if self.proxy is None or offered else self.proxy.identity(request)
         return self.reader(offered) if identity is None else self.named(identity)
 
@@ -189,6 +196,18 @@ class Keys:
         self._used[token.id] = now_ms
         role: Any = token.role
         return Principal(role, token.name, token.node, token.owner)
+
+
+def bearer_header(header: str) -> str:
+    """The header as a bearer's: the password of HTTP Basic, which browsers ask for, is the token."""
+    if not header.startswith(BASIC):
+        return header
+    try:
+        plain = base64.b64decode(header.removeprefix(BASIC), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    # Any user name: browsers always ask for one.
+    return f"Bearer {plain.partition(':')[2]}"
 
 
 def _hash(header: str) -> str | None:

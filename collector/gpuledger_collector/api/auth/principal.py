@@ -26,6 +26,11 @@ class Principal:
     node: str | None = None
     owner: Mapping[str, str] | None = None
 
+    @property
+    def payer(self) -> str:
+        """Whose quotas its reports count against: its node's, else the token's own."""
+        return self.name if self.node is None else self.node
+
     def require_node(self, node: str) -> None:
         """Raise Denied unless this principal may report about the node."""
         if self.node is not None and node != self.node:

@@ -154,10 +154,12 @@ class IdCache:
             batch, node.id, accelerators.ids, workloads.ids, accelerators.attributes, workloads.attributes
         )
 
+    def has_lists(self, batch: Accepted) -> bool:
+        """Whether this process has seen every accelerator and workload of a batch as it is reported."""
+        return self._cached(batch) is not None
+
     def count_unseen(self, batch: Accepted) -> int:
         """Count the accelerators and workloads of a batch that this process has not seen."""
-        if self._cached(batch) is not None:
-            return 0
         return sum(record.uuid not in self.accelerators for record in batch.accelerators.values()) + sum(
             key not in self.workloads for key in workload_keys(batch).values()
         )

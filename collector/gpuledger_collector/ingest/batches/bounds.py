@@ -76,6 +76,15 @@ def check(plain: bytes, is_json: bool) -> None:
     _check_samples(encoding, encoding.entries(lists.get("samples", b"")))
 
 
+def check_list(plain: bytes, name: str, max_records: int) -> None:
+    """Raise TooLarge for a JSON object whose list of this name holds too much, msgspec.DecodeError for no object."""
+    commas = plain.count(b",")
+    if commas > MAX_COMMAS:
+        raise TooLarge(f"the body has {commas} values, {MAX_COMMAS} are allowed")
+    if (count := _json_length(_json_entries(plain).get(name, b""))) > max_records:
+        raise TooLarge(f"{name}: has {count} entries, {max_records} are allowed")
+
+
 @dataclass(frozen=True, slots=True)
 class _Encoding:
     """How to look into maps and lists without decoding what they hold."""

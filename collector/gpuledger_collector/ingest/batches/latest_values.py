@@ -293,6 +293,7 @@ def mark_nodes_seen(connection: Connection, nodes: Mapping[int, dt.datetime]) ->
     """Record when scraped nodes were seen; what their own agents report is not overwritten."""
     connection.execute(
         "UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at),"
+        " status = CASE WHEN status = 'retired' AND seen_at > last_seen_at THEN 'ok' ELSE status END,"
         " source = CASE WHEN agent_version = '' THEN %s ELSE source END FROM (SELECT id AS node_id, seen_at FROM node"
         " JOIN unnest(%s::bigint[], %s::timestamptz[]) AS new (id, seen_at) USING (id) ORDER BY id"
         " FOR NO KEY UPDATE OF node) AS new WHERE id = node_id",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from gpuledger_collector.accounting.counters import CounterReading
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.placement import Placement
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import (
@@ -52,7 +53,7 @@ from gpuledger_collector.ingest.batches.usage_intervals import (
     presence_intervals,
 )
 from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, days_of
-from gpuledger_common.wire import Answer
+from gpuledger_common.wire import Answer, WireWorkload
 
 RENEW_SHARED_AFTER = dt.timedelta(minutes=5)
 """How long names and placements are cached where other processes write them too."""
@@ -62,12 +63,25 @@ SettlePlacements = Callable[[Connection, Iterable[int], int], Mapping[int, Place
 """Bring the inventory of accelerators up to date from an instant on; storage's `placements.settle`."""
 
 
+Owner = tuple[str, ...]
+"""What the tags of a workload say of its owner, its account and its user: each of them is a row of reports."""
+MAX_OWNERS = 200_000
+"""Owners that are remembered; beyond that all count as new again."""
+
+
+def owner_of(workload: WireWorkload) -> Owner:
+    """The owner of a workload by its own account, before rules."""
+    tags = workload.tags
+    return (workload.account or "", workload.user or "", *(tags.get(level, "") for level in LEVELS))
+
+
 @dataclass(frozen=True, slots=True)
 class NewItems:
-    """Numbers of names (accelerators and workloads) and of days in a batch that a store has not seen."""
+    """What a store has not seen of a batch: numbers of names (accelerators and workloads) and of days, and owners."""
 
     names: int
     days: int
+    owners: frozenset[Owner] = frozenset()
 
 
 @dataclass(slots=True)
@@ -81,6 +95,8 @@ class Store:
     ids: IdCache = field(default_factory=IdCache)
     deferred: DeferredUpdates = field(default_factory=DeferredUpdates)
     slow: SlowValues = field(default_factory=SlowValues)
+    owners: set[Owner] = field(default_factory=set)
+    """Owners of batches, to count new ones."""
     _days: set[tuple[str, int]] = field(default_factory=set)
     _placements: dict[int, CachedPlacement] = field(default_factory=dict)
     """The newest inventory row of each accelerator, to skip evidence that changes nothing."""
@@ -213,7 +229,17 @@ class Store:
         """Count what this store has not seen of a batch; the database may know it already."""
         # Reads the cache without the lock: the number is charged to a quota, where a stale one does no harm.
         days = sum((table, day) not in self._days for table, days in _days_by_table([batch]).items() for day in days)
-        return NewItems(self.ids.count_unseen(batch), days)
+        # Most batches list what an earlier one did.
+        if self.ids.has_lists(batch):
+            return NewItems(0, days)
+        owners = frozenset(map(owner_of, batch.workloads.values())) - self.owners
+        return NewItems(self.ids.count_unseen(batch), days, owners)
+
+    def remember_owners(self, owners: Collection[Owner]) -> None:
+        """Remember owners of committed batches; they are no longer new."""
+        if len(self.owners) + len(owners) > MAX_OWNERS:
+            self.owners.clear()
+        self.owners.update(owners)
 
     def ensure_days(self, connection: Connection, batches: Sequence[Accepted]) -> None:
         """Create the partitions that these batches need. Call it outside a transaction."""

@@ -6,7 +6,6 @@ Only what a reconciliation needs is read. Amounts stay the decimals that were wr
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -19,7 +18,9 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.provider_bill import PLACES, BillLine
 from gpuledger_collector.config.csv_rows import decode, missing_columns, split_rows
 from gpuledger_collector.config.fields import Currency, Instant, Text, after, read_decimal, read_text, refusal
+from gpuledger_collector.config.files import MAX_FILE_BYTES, PARQUET_ROWS, bounded_rows, sha256_of
 from gpuledger_collector.config.model import Record, Row
+from gpuledger_common.bounded_file import FileTooLarge
 
 PROVIDERS = ("ServiceProviderName", "ProviderName")
 MAX_PROBLEMS = 100
@@ -104,7 +105,7 @@ _TAKEN_OVER = frozenset(BillLine.__dataclass_fields__) & frozenset(_Line.model_f
 
 def read_bill(path: Path, provider: str | None = None) -> BillFile:
     """Every line of the file; `provider` names it where the file does not. Raises OSError and NoArrow."""
-    bill = BillFile(hashlib.sha256(path.read_bytes()).hexdigest())
+    bill = BillFile(sha256_of(path))
     if path.suffix == ".parquet":
         header, records = _read_parquet(path, bill.problems)
     else:
@@ -147,16 +148,18 @@ def _read_parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Itera
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:
         problems.append(Problem("bad_parquet", str(path), f"is not Parquet: {error}"))
         return [], iter(())
+    groups = [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
+    if sum(groups) > MAX_FILE_BYTES:
+        raise FileTooLarge(path, f"larger than {MAX_FILE_BYTES} bytes when it is decompressed")
     header = list(file.schema_arrow.names)
     keys = _Line.cell_names()
 
     def records() -> Iterator[Record]:
-        line = 0
         # bills have dozens of columns; only the needed ones are read
-        for batch in file.iter_batches(columns=[name for name in header if name in keys]):
-            for values in batch.to_pylist():
-                line += 1
-                yield Record(str(path), line, {name: _text(value) for name, value in values.items()})
+        batches = file.iter_batches(PARQUET_ROWS, columns=[name for name in header if name in keys])
+        rows = (values for batch in batches for values in batch.to_pylist())
+        for line, values in enumerate(bounded_rows(path, rows), 1):
+            yield Record(str(path), line, {name: _text(value) for name, value in values.items()})
 
     return header, records()
 

@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import decode
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_instant, read_text, refusal
+from gpuledger_collector.config.files import bounded_rows
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.ingest.files.instants import suspended_ms
 from gpuledger_collector.ingest.files.job_table import AllocationKinds, gpus_of
@@ -190,7 +191,7 @@ def _other_columns(path: Path, text: str) -> Problem | None:
 
 def _split(path: Path, text: str, problems: list[Problem]) -> Iterator[Record]:
     """Rows by their bars; a header line is ignored, and only the last column may hold a bar itself."""
-    for line, raw in _records(text):
+    for line, raw in bounded_rows(path, _records(text)):
         cells = raw.split("|", len(COLUMNS) - 1)
         if len(cells) != len(COLUMNS):
             message = f"has {len(cells)} columns where sacct was to print {len(COLUMNS)}: {','.join(COLUMNS)}"

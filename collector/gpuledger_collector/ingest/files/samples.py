@@ -17,6 +17,7 @@ from pydantic import Field, PlainValidator, create_model
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, decode, read_records
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, read_text, refusal
+from gpuledger_collector.config.files import bounded_rows
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.storage.ledger.rows import SampleRow
 from gpuledger_common.catalog import HOT
@@ -78,7 +79,7 @@ def read_samples(path: Path, start_ms: int | None = None, instants: Instants = D
 
 
 def _read_json(path: Path, text: str, start_ms: int | None, problems: list[Problem]) -> Iterator[Record]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(bounded_rows(path, text.splitlines()), 1):
         if not line.strip():
             continue
         try:

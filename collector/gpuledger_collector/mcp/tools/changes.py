@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.chargeback import UNPRICED, shown_keys
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.statement import days_left_out
 from gpuledger_collector.export.site import ANOMALIES
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import (
@@ -48,6 +49,7 @@ from gpuledger_collector.mcp.tools.parameters import (
 from gpuledger_collector.services.chargeback import visible_lines
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.ledger import reports
 
 BasePeriod = Annotated[
     str,
@@ -168,7 +170,7 @@ def compare_periods(
             link=bills.link(snapshot, compared.after, by, wanted),
             evidence=snapshot.evidence(compared.after),
             totals=[ChangeTotal(**_total(snapshot, compared, currency)) for currency in compared.hours],
-            partial=_gap(snapshot, compared),
+            partial=_gap(snapshot, compared) or _left_out(snapshot, compared, (period, start, end)),
             empty=bills.NO_ROWS,
             next_step="explain_change names workloads and what is recorded near the change" if compared.groups else "",
         )
@@ -209,7 +211,7 @@ def explain_change(
                 ExplainedTotal(**_total(snapshot, compared, currency), events=[] if at else events)
                 for at, currency in enumerate(compared.hours)
             ],
-            partial=_gap(snapshot, compared),
+            partial=_gap(snapshot, compared) or _left_out(snapshot, compared, (period, start, end)),
             empty=bills.NO_ROWS,
         )
 
@@ -229,6 +231,14 @@ def _spans(snapshot: Snapshot, own: tuple[str, str, str], base: tuple[str, str, 
         before, after = usual or (None, after)
     known = all(span is not None and snapshot.evidence(span).coverage.days_rated for span in (before, after))
     return (before if known else None), after
+
+
+def _left_out(snapshot: Snapshot, compared: _Comparison, own: tuple[str, str, str]) -> str:
+    """Why fewer whole days are compared than were asked for; empty where all of them are."""
+    asked = snapshot.period(*own)
+    checks = reports.conservation_checks(snapshot.connection, asked)
+    known_ms = max((check.until_ms for check in checks), default=0)
+    return days_left_out(compared.before, compared.after, asked, known_ms, snapshot.calendar)
 
 
 def _incomparable(snapshot: Snapshot, page: Page, after: Days) -> Answer[Any, Any]:

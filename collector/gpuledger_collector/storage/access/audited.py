@@ -28,6 +28,7 @@ TABLES = {
         table: table
         for table in (
             *("commitment", "purchase_choice", "exchange_rate", "shared_cost", "pool_share", "adjustment", "node_cost"),
+            "node_retirement",
             *("cost_center", "carbon_intensity", "pool_provider", "pool_location"),
         )
     },

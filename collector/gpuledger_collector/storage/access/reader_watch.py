@@ -3,7 +3,8 @@
 A role can lift every limit that Postgres sets for it (statement_timeout, read-only), and without any right to a table
 it can still delay all others: CREATE RULE waits for an exclusive lock before it looks at rights, and whoever comes
 after it waits too. So a session of the collector looks every second. It ends what runs or stays in a transaction for
-too long, what holds an advisory lock, and what one of ours has waited for.
+too long, what holds an advisory lock, what one of ours has waited for, and every session of a role that may no longer
+log in.
 
 The look itself reads no table and no catalog, so that no lock on those can stop it. Who may end a session: a member
 of its role, which `db grant-reader` makes of the owner, or of pg_signal_backend.
@@ -33,7 +34,7 @@ WAIT_SECONDS = 1
 # A generic plan is made once, so that no later look plans, which would read catalogs.
 _SESSION = "-c statement_timeout=10000 -c lock_timeout=2000 -c plan_cache_mode=force_generic_plan"
 _ROLES = """
-SELECT r.oid::int8, r.rolname, d.oid::int8 FROM database_reader g JOIN pg_roles r ON r.rolname = g.role
+SELECT r.oid::int8, r.rolname, d.oid::int8, r.rolcanlogin FROM database_reader g JOIN pg_roles r ON r.rolname = g.role
 JOIN pg_database d ON d.datname = current_database()
 WHERE NOT r.rolsuper AND NOT pg_has_role(r.oid, current_user, 'USAGE')
 """
@@ -51,6 +52,7 @@ WITH reader AS MATERIALIZED (
     AND waitstart < clock_timestamp() - make_interval(secs => %(wait)s) AND pid NOT IN (SELECT pid FROM reader)
 ), judged AS (
     SELECT pid, usesysid, CASE
+        WHEN usesysid = ANY (%(closed)s::oid[]) THEN 'its role may no longer log in'
         WHEN pid IN (SELECT pid FROM awaited) THEN 'others waited for it'
         WHEN pid IN (SELECT pid FROM held WHERE locktype = 'advisory') THEN 'it took an advisory lock'
         WHEN clock_timestamp() - xact_start > make_interval(secs => %(transaction)s)
@@ -79,7 +81,7 @@ class ReaderWatch:
         self._database = database.as_application("gpuledger-watch", _SESSION)
         self._limits = {"transaction": transaction_s, "idle": idle_s, "wait": WAIT_SECONDS}
         self._connection: Connection | None = None
-        self._roles: Sequence[tuple[int, str, int]] = ()
+        self._roles: Sequence[tuple[int, str, int, bool]] = ()
         self._asked = 0.0
         self._unable: set[str] = set()
         self._ended = threading.Event()
@@ -113,8 +115,9 @@ class ReaderWatch:
         self._remember_roles(self._connection)
         if not self._roles:
             return 0
-        names = {oid: name for oid, name, _ in self._roles}
-        asked = {"roles": list(names), "database": self._roles[0][2], **self._limits}
+        names = {oid: name for oid, name, _, _ in self._roles}
+        closed = [oid for oid, _, _, can_log_in in self._roles if not can_log_in]
+        asked = {"roles": list(names), "closed": closed, "database": self._roles[0][2], **self._limits}
         rows = self._connection.execute(_BEYOND, asked, prepare=True).fetchall()
         return sum(self._end(self._connection, pid, names[role], why) for pid, role, why in rows)
 
@@ -128,7 +131,7 @@ class ReaderWatch:
             log.warning("the roles of readers could not be read: their table is locked")
             return
         self._roles, self._asked = (
-            [(int(oid), str(name), int(database)) for oid, name, database in rows],
+            [(int(oid), str(name), int(database), bool(login)) for oid, name, database, login in rows],
             time.monotonic(),
         )
 

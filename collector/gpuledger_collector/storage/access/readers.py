@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.access import dashboard_row_security as row_security
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection
@@ -68,6 +69,8 @@ READABLE_COLUMNS = {
 """Columns of tables whose other columns hold mail, names and evidence: enough to count rows."""
 CONNECTIONS = 10
 """Concurrent sessions of a role: several boards of a person. Postgres refuses more."""
+TEMP_FILE_LIMIT = "256MB"
+"""Temporary files of a session, for sorts and joins; a role cannot raise it, as it can the other settings."""
 STATEMENT_TIMEOUT = "30s"
 """Longest query of a reader: nobody waits longer for a board."""
 SETTINGS = {
@@ -82,6 +85,13 @@ FUNCTIONS = (
     "OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea', 'pg_logical_emit_message'))"
 )
 """Functions open to everybody that fill memory, disk or log of the server; the product uses none."""
+
+
+_NO_TEMP_FILE_LIMIT = (
+    "NOT EXISTS (SELECT FROM unnest(r.rolconfig) entry WHERE entry LIKE 'temp_file_limit=%' "
+    "AND entry <> 'temp_file_limit=-1')"
+)
+"""Whether the role `r` may write temporary files without end."""
 
 
 class RoleRefused(StorageError):
@@ -118,9 +128,9 @@ def plan(connection: Connection, role: str, password: str | None, owner: Mapping
         # Created in the transaction that also limits it, so that an error leaves no half-finished role.
         steps.append(_creation(connection, role, password))
     elif password is not None:
-        steps.append(
-            _with_password(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, _hashed(connection, role, password)))
-        )
+        # LOGIN as well: this is how a role that was revoked comes back.
+        change = sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(name, _hashed(connection, role, password))
+        steps.append(Step(change, optional=True, secret=True))
     row = connection.execute("SELECT current_database(), current_schema()").fetchone()
     assert row is not None
     place, schema = sql.Identifier(row[0]), sql.Identifier(row[1])
@@ -147,6 +157,13 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
     for setting, value in SETTINGS.items():
         change = sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}")
         yield Step(change.format(name, place, sql.Identifier(setting), sql.Literal(value)), optional=True)
+    yield Step(
+        sql.SQL("ALTER ROLE {} SET temp_file_limit = {}").format(name, sql.Literal(TEMP_FILE_LIMIT)),
+        optional=True,
+        readiness_problems=sql.SQL("SELECT {} FROM pg_roles r WHERE rolname = {}").format(
+            sql.SQL(_NO_TEMP_FILE_LIMIT), text
+        ),
+    )
     yield Step(
         sql.SQL("ALTER ROLE {} CONNECTION LIMIT {}").format(name, sql.Literal(CONNECTIONS)),
         optional=True,
@@ -191,17 +208,14 @@ def _creation(connection: Connection, role: str, password: str | None) -> Step:
         )
     if password is None:
         return Step(sql.SQL("CREATE ROLE {} LOGIN").format(name))
-    return _with_password(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, _hashed(connection, role, password)))
+    hashed = _hashed(connection, role, password)
+    return Step(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, hashed), secret=True)
 
 
 def _hashed(connection: Connection, role: str, password: str) -> sql.Literal:
     """The password as the server stores it, so that no log of statements contains it."""
     hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
     return sql.Literal(hashed.decode())
-
-
-def _with_password(statement: sql.Composed) -> Step:
-    return Step(statement, secret=True)
 
 
 def _present(connection: Connection, wanted: Iterable[str] = READABLE) -> Sequence[str]:
@@ -215,14 +229,66 @@ def _present(connection: Connection, wanted: Iterable[str] = READABLE) -> Sequen
 
 def grant(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[str]:
     """Let the role read, in one transaction; return the optional statements that this user may not run."""
-    left: list[str] = []
     with connection.transaction():
-        for step in plan(connection, role, password, owner):
-            if not step.optional:
-                connection.execute(step.statement)
-            elif _is_readiness_problems(connection, step) and not _tried(connection, step):
-                left.append(step.statement.as_string(connection))
+        return _run(connection, role, plan(connection, role, password, owner))
+
+
+def _run(connection: Connection, role: str, steps: Iterable[Step]) -> list[str]:
+    left: list[str] = []
+    for step in steps:
+        if not step.optional:
+            connection.execute(step.statement)
+        elif _is_readiness_problems(connection, step) and not _tried(connection, step):
+            statement = sql.SQL("ALTER ROLE {} LOGIN PASSWORD '...'").format(sql.Identifier(role))
+            left.append((statement if step.secret else step.statement).as_string(connection))
     return left
+
+
+def revocation(connection: Connection, role: str) -> list[Step]:
+    """List the statements that take back what `plan` gave. Raises RoleRefused for a role that is no reader.
+
+    The role stays among those that are watched, so that a session which begins at this moment is ended, too.
+    """
+    known = [row[0] for row in connection.execute("SELECT role FROM database_reader ORDER BY 1")]
+    if role not in known:
+        raise RoleRefused(f"{role} is no reader; there are {', '.join(known) or 'none'}")
+    row = connection.execute("SELECT current_database(), current_schema()").fetchone()
+    assert row is not None
+    name, place, schema = sql.Identifier(role), sql.Identifier(row[0]), sql.Identifier(row[1])
+    if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
+        return [
+            Step(sql.SQL("DELETE FROM {} WHERE role = {}").format(sql.Identifier("database_reader"), sql.Literal(role)))
+        ]
+    return [
+        Step(sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(schema, name)),
+        Step(sql.SQL("REVOKE ALL ON SCHEMA {} FROM {}").format(schema, name)),
+        *map(Step, row_security.removal(row[1], role)),
+        Step(sql.SQL("REVOKE ALL ON DATABASE {} FROM {}").format(place, name), optional=True),
+        Step(
+            sql.SQL("ALTER ROLE {} NOLOGIN").format(name),
+            optional=True,
+            readiness_problems=sql.SQL("SELECT rolcanlogin FROM pg_roles WHERE rolname = {}").format(sql.Literal(role)),
+        ),
+    ]
+
+
+def revoke(connection: Connection, role: str, at_ms: int) -> list[str]:
+    """Take back what `grant` gave, in one transaction; return the optional statements that this user may not run."""
+    with connection.transaction():
+        left = _run(connection, role, revocation(connection, role))
+        audit.record(connection, [audit.Change("reader", role, {"state": "granted"}, None)], at_ms)
+    return left
+
+
+def end_sessions(connection: Connection, role: str) -> tuple[int, str]:
+    """End the role's sessions; returns how many, and the statement for an administrator where this user may not."""
+    sessions = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = {}"
+    statement = sql.SQL(sessions).format(sql.Literal(role))
+    try:
+        row = connection.execute(statement).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return 0, statement.as_string(connection)
+    return (0 if row is None else row[0]), ""
 
 
 def _is_readiness_problems(connection: Connection, step: Step) -> bool:
@@ -243,12 +309,12 @@ def _tried(connection: Connection, step: Step) -> bool:
 
 # Roles that may read charges and log in, but are no registered readers, lack a limit, or have sessions that this user
 # cannot end.
-_NOT_HELD = """
+_NOT_HELD = f"""
 SELECT r.rolname FROM pg_class c, aclexplode(c.relacl) a JOIN pg_roles r ON r.oid = a.grantee
 WHERE c.oid = to_regclass('charge') AND a.privilege_type = 'SELECT' AND r.rolcanlogin AND NOT r.rolsuper
 AND NOT pg_has_role(r.oid, current_user, 'USAGE') AND (
     r.rolname NOT IN (SELECT role FROM database_reader) OR r.rolconnlimit = -1
-    OR has_database_privilege(r.oid, current_database(), 'TEMPORARY')
+    OR has_database_privilege(r.oid, current_database(), 'TEMPORARY') OR {_NO_TEMP_FILE_LIMIT}
     OR NOT (pg_has_role(r.oid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE')))
 ORDER BY 1
 """

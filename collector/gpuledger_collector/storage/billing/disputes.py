@@ -26,6 +26,10 @@ from gpuledger_collector.storage.locks import Connection
 SHORT = 8
 """Fewest letters of a line's hash that name it."""
 MOST_LINES = 20_000
+MOST_OPEN = 100
+"""Undecided disputes of what an owner belongs to (its organization, else its team, ...)."""
+MOST_ENTRIES = 200
+"""Messages of a dispute."""
 _COLUMNS = """d.id, d.owner, d.start_ms, d.end_ms, a.uuid, w.key, d.line, d.reason, d.state, d.opened_ms, d.opened_by,
     d.gpu_ns, d.cost, d.seal, d.resolved_ms"""
 _FROM = """FROM dispute d LEFT JOIN accelerator a ON a.id = d.accelerator_id
@@ -79,7 +83,10 @@ def _ids(connection: Connection, contest: Contest) -> tuple[int | None, int | No
 
 
 def open_dispute(connection: Connection, contest: Contest, reason: str, who: str, now_ms: int) -> Dispute:
-    """Contest these lines with the evidence as it stands now, sealed. Raises ValueError with a sentence."""
+    """Contest these lines with the evidence as it stands now, sealed.
+
+    Raises ValueError with a sentence, and BadStep where they are contested already.
+    """
     reserved = next((name for name in contest.owner.values() if is_reserved(name)), None)
     if reserved is not None:
         raise ValueError(f"owner: {reserved_message(reserved)}")
@@ -94,6 +101,7 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
         charge = lines[0].charge
         accelerator_id, workload_id = charge.accelerator_id, charge.workload_id
         contest = replace(contest, line=line_id(lines[0]), period=_day(connection, charge.day_ms, contest.period))
+    _require_new(connection, contest, accelerator_id, workload_id)
     text = disputes.canonical(
         {
             "owner": dict(contest.owner),
@@ -132,6 +140,31 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
     return made
 
 
+def _require_new(connection: Connection, contest: Contest, accelerator_id: int | None, workload_id: int | None) -> None:
+    """Raise BadStep where the same is contested already, or too much of the same owner's."""
+    # Of two openings at once the second one sees the first.
+    connection.execute("LOCK TABLE dispute IN SHARE ROW EXCLUSIVE MODE")
+    undecided = [state for state in disputes.STATES if state not in disputes.RESOLVED]
+    start_ms, end_ms = contest.period.start_ms, contest.period.end_ms
+    same = connection.execute(
+        "SELECT id FROM dispute WHERE state = ANY(%s) AND owner = %s::jsonb AND start_ms = %s AND end_ms = %s AND "
+        "(accelerator_id, workload_id, line) IS NOT DISTINCT FROM (%s::bigint, %s::bigint, %s::text)",
+        (undecided, json.dumps(dict(contest.owner)), start_ms, end_ms, accelerator_id, workload_id, contest.line),
+    ).fetchone()
+    if same is not None:
+        raise disputes.BadStep(f"these lines are already contested by dispute {same[0]}: answer there")
+    level = next(level for level in LEVELS if level in contest.owner)
+    widest = {level: contest.owner[level]}
+    counted = connection.execute(
+        "SELECT count(*) FROM dispute WHERE state = ANY(%s) AND owner @> %s::jsonb", (undecided, json.dumps(widest))
+    ).fetchone()
+    if counted is not None and counted[0] >= MOST_OPEN:
+        name = f"{level} {contest.owner[level]}"
+        raise disputes.BadStep(
+            f"{name} has {counted[0]} undecided disputes: wait for a decision, or contest more at once"
+        )
+
+
 def _day(connection: Connection, day_ms: int, within: Period) -> Period:
     """The part of a period that lies on the day of a line, which has 23 to 25 hours."""
     day = zones.calendar(connection).day_of(day_ms)
@@ -161,6 +194,8 @@ def answer(connection: Connection, number: int, words: str, who: str, now_ms: in
     words = disputes.words_of(words, "note")
     before = _locked(connection, number)
     state = disputes.after_answer(before.state, from_owner=from_owner)
+    if len(before.entries) >= MOST_ENTRIES:
+        raise disputes.BadStep(f"the dispute has {len(before.entries)} messages: it waits for a decision")
     connection.execute("UPDATE dispute SET state = %s WHERE id = %s", (state, number))
     _say(connection, number, DisputeEntry(now_ms, who, "contested" if from_owner else "answered", words))
     change = audit.Change("dispute", str(number), {"state": before.state}, {"state": state, "said": words})

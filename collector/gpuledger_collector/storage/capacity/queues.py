@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Sequence
+from typing import Literal
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow
@@ -43,23 +44,25 @@ _ADD = f"""INSERT INTO queue_reading AS old
 
 def add(connection: Connection, rows: Sequence[QueueRow], now: dt.datetime) -> ImportOutcome:
     """Store readings; one of the same source and instant is replaced. Commits nothing."""
-    added = updated = 0
-    for row in rows:
-        sums = _summed(row)
-        inserted = connection.execute(
-            _ADD,
-            (
-                row.source,
-                row.at_ms,
-                len(row.waiting),
-                sum(item.gpu_micro for item in row.waiting),
-                now,
-                json.dumps(sums),
-            ),
-        ).fetchone()
-        added += inserted is not None and bool(inserted[0])
-        updated += inserted is not None and not inserted[0]
-    return ImportOutcome(added, updated, len(rows) - added - updated)
+    outcomes = [store(connection, row, sums_json(row), now) for row in rows]
+    return ImportOutcome(*(outcomes.count(outcome) for outcome in ("added", "updated", "unchanged")))
+
+
+def store(
+    connection: Connection, row: QueueRow, sums: str, now: dt.datetime
+) -> Literal["added", "updated", "unchanged"]:
+    """Store a reading with its sums, as `sums_json` returns them. Commits nothing."""
+    gpu_micro = sum(item.gpu_micro for item in row.waiting)
+    values = (row.source, row.at_ms, len(row.waiting), gpu_micro, now, sums)
+    inserted = connection.execute(_ADD, values).fetchone()
+    if inserted is None:
+        return "unchanged"
+    return "added" if inserted[0] else "updated"
+
+
+def sums_json(row: QueueRow) -> str:
+    """What is stored of the waiting workloads: their sums by owner and place, as JSON."""
+    return json.dumps(_summed(row))
 
 
 def sum_missing(connection: Connection, now_ms: int) -> int:

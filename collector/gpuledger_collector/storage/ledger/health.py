@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.placement import RefusedClaim
 from gpuledger_collector.storage.billing import locations
-from gpuledger_collector.storage.ledger import claims
+from gpuledger_collector.storage.ledger import claims, retirements
 from gpuledger_collector.storage.locks import Connection
 
 MAX_CLAIMS = 20
@@ -18,6 +18,7 @@ class LedgerHealth:
 
     nodes: int
     silent: tuple[str, ...]
+    back_again: tuple[str, ...]
     troubled: tuple[tuple[str, str], ...]
     accelerators: int
     prices: int
@@ -32,6 +33,8 @@ class LedgerHealth:
     """Live agent tokens without a node: they can report any node."""
     partitions: int
     """Partitions of all partitioned tables."""
+    refused: tuple[tuple[str, str], ...]
+    """Senders of which reports are refused for a limit, and about how many lately."""
     failed_writers: tuple[tuple[str, str], ...]
     """Hosts of live collectors -> why they last failed to write batches."""
 
@@ -102,9 +105,12 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
     def pairs(query: str, **values: object) -> tuple[tuple[str, str], ...]:
         return _pairs(connection, query, **values)
 
-    late = "SELECT name, status FROM node WHERE extract(epoch FROM last_seen_at) * 1000 < %(at)s ORDER BY name LIMIT 20"
+    late = (
+        "SELECT name, status FROM node WHERE extract(epoch FROM last_seen_at) * 1000 < %(at)s "
+        "AND status <> 'retired' ORDER BY name LIMIT 20"
+    )
     sick = (
-        "SELECT name, status_detail FROM node WHERE status <> 'ok' "
+        "SELECT name, status_detail FROM node WHERE status NOT IN ('ok', 'retired') "
         "AND extract(epoch FROM last_seen_at) * 1000 >= %(at)s ORDER BY name LIMIT 20"
     )
     failed = (
@@ -113,7 +119,8 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
     )
     held = "SELECT sum(l.gpu_ns) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %(since)s"
     return LedgerHealth(
-        nodes=number("SELECT count(*) FROM node"),
+        nodes=number("SELECT count(*) FROM node WHERE status <> 'retired'"),
+        back_again=tuple(retirements.back_again(connection)),
         silent=tuple(name for name, _ in pairs(late, at=now_ms - silent_ms)),
         troubled=pairs(sick, at=now_ms - silent_ms),
         accelerators=number("SELECT count(*) FROM accelerator"),
@@ -129,6 +136,10 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
             "SELECT count(*) FROM token WHERE role = 'agent' AND node IS NULL AND revoked_ms IS NULL "
             "AND (expires_ms IS NULL OR expires_ms > %(at)s)",
             at=now_ms,
+        ),
+        refused=pairs(
+            "SELECT payer, round(used - extract(epoch FROM now() - at) * rate) FROM quota_use "
+            "WHERE quota = 'refusals' AND used - 1 >= extract(epoch FROM now() - at) * rate ORDER BY used DESC LIMIT 10"
         ),
         partitions=number(
             "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass, 'gpu_sample'::regclass)"

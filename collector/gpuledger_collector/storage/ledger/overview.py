@@ -98,7 +98,8 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     ).fetchall()
     row = connection.execute(
         "SELECT count(*), count(*) FILTER (WHERE extract(epoch FROM last_seen_at) * 1000 < %s), "
-        "count(*) FILTER (WHERE status <> 'ok'), max(extract(epoch FROM last_seen_at) * 1000)::bigint FROM node",
+        "count(*) FILTER (WHERE status <> 'ok'), max(extract(epoch FROM last_seen_at) * 1000)::bigint FROM node "
+        "WHERE status <> 'retired'",
         (silent_before_ms,),
     ).fetchone()
     assert row is not None
@@ -121,6 +122,7 @@ def nodes(connection: Connection) -> list[Node]:
             coalesce(sum(a.gpu_micro), 0)::bigint, count(a.id) FILTER (WHERE a.gpu_micro < {MICRO})
         FROM node n LEFT JOIN capacity c ON c.node_id = n.id AND c.out_ms IS NULL
             LEFT JOIN accelerator a ON a.id = c.accelerator_id
+        WHERE n.status <> 'retired'
         GROUP BY n.id ORDER BY (n.status <> 'ok') DESC, n.last_seen_at, n.name LIMIT %s
         """,
         (MOST_NODES,),
@@ -143,6 +145,20 @@ def backlog(connection: Connection, before_ms: int) -> int | None:
         {"before": before_ms},
     ).fetchone()
     return None if row is None or row[0] is None else int(row[0])
+
+
+def first_rated_ms(connection: Connection) -> int | None:
+    """Read the first day that is rated."""
+    row = connection.execute("SELECT min(day_ms) FROM conservation_check").fetchone()
+    return None if row is None else row[0]
+
+
+def is_owner(connection: Connection, levels: Mapping[str, str]) -> bool:
+    """Whether anybody of this part of the owner tree was ever charged."""
+    conditions = " AND ".join(f"coalesce({LEVEL_COLUMNS[level]}, '') = %s" for level in levels)
+    query = f"SELECT EXISTS (SELECT FROM owner o WHERE {conditions})"
+    row = connection.execute(query.encode(), list(levels.values())).fetchone()
+    return bool(row and row[0])
 
 
 def has_prices(connection: Connection) -> bool:

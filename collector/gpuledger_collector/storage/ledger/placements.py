@@ -21,6 +21,7 @@ from gpuledger_collector.accounting.placement import (
     Part,
     Placement,
     PlacementClaim,
+    Retirement,
     Sighting,
     StatedRow,
     changes,
@@ -67,11 +68,12 @@ def settle(
     # Where evidence has expired, the line is recomputed only from where all evidence still exists; before that it
     # stays.
     wanted_ms = max(0, since_ms - RETURN_MS - _LONGEST_MS)
-    start_ms = max(wanted_ms, _complete_since(connection))
+    start_ms = max(wanted_ms, complete_since(connection))
     known = _known(connection, parts.ids)
     # From before the start: a decision at the start depends on evidence up to a day behind it.
     sightings = _sightings(connection, parts, start_ms - RETURN_MS, known)
     stated = _stated(connection, parts)
+    retired = _retired(connection)
     imported = _imported_days(connection, _pools(sightings, known), start_ms)
     numbers_of: dict[str, list[int]] = defaultdict(list)
     for number in parts.ids:
@@ -89,6 +91,7 @@ def settle(
                 carried=[rows[-1] for rows in before.values() if rows and rows[-1].reaches(start_ms)],
                 sightings=sightings.get(device, ()),
                 stated=stated.get(device, ()),
+                retired=retired,
                 imported=imported,
                 gone=[rows[-1] for rows in before.values() if rows and not rows[-1].reaches(start_ms)],
                 former_pools={number: [row.pool for row in rows] for number, rows in before.items()},
@@ -109,7 +112,7 @@ def settle(
     return {number: rows[-1] for number, rows in new.items() if rows}
 
 
-def _complete_since(connection: Connection) -> int:
+def complete_since(connection: Connection) -> int:
     """Return from when on all evidence that a decision depends on still exists."""
     row = connection.execute("SELECT max(day_ms) FROM expired_day").fetchone()
     return 0 if row is None or row[0] is None else int(row[0]) + DAY_MS + RETURN_MS + _LONGEST_MS
@@ -199,6 +202,13 @@ def _stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]
     for number, *row in rows:
         rows_of[parts.device_of[number]].append(StatedRow(parts.by_id[number], *row))
     return rows_of
+
+
+def _retired(connection: Connection) -> list[Retirement]:
+    rows = connection.execute(
+        "SELECT n.id, r.at_ms FROM node_retirement r JOIN node n ON n.name = r.node WHERE r.superseded_at IS NULL"
+    )
+    return [Retirement(*row) for row in rows]
 
 
 def _known(connection: Connection, accelerators: Sequence[int]) -> dict[int, list[Placement]]:

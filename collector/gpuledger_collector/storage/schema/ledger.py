@@ -77,6 +77,16 @@ table(
 )
 
 table(
+    "node_retirement",
+    "Nodes that somebody took out of the fleet: rows are superseded, never edited.",
+    identity(),
+    column("node", TEXT, "name"),
+    column("at_ms", BIG, "its accelerators are there until then, or again when it reports later"),
+    *versioned(),
+    sa.Index(None, "node", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+)
+
+table(
     "accelerator",
     "A device or a MIG instance: what usage is counted for.",
     identity(),

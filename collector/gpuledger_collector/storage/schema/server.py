@@ -11,6 +11,7 @@ from gpuledger_collector.storage.schema.columns import (
     column,
     identity,
     index,
+    key,
     keys,
     optional,
     required,
@@ -27,6 +28,16 @@ table(
     *required(INSTANT, "started_at", "seen_at"),
     column("last_error", TEXT, "last failure to write batches", default=""),
     *optional(INSTANT, "last_error_at"),
+)
+
+table(
+    "quota_use",
+    "What heavy senders have used of their quotas, for all collectors.",
+    key("payer", TEXT, "node of the token, else the name of the token"),
+    key("quota", TEXT),
+    column("used", sa.Double, "units taken out of the bucket as of `at`"),
+    column("rate", sa.Double, "units a second that flow back"),
+    *required(INSTANT, "at"),
 )
 
 table(

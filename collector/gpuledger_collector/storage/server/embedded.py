@@ -31,6 +31,7 @@ from typing import IO, Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from gpuledger_collector.storage.access.readers import TEMP_FILE_LIMIT
 from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable, StorageError
 from gpuledger_collector.storage.server import disk, seat
 from gpuledger_collector.storage.server.binaries import (
@@ -60,12 +61,14 @@ OPTIONS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
     "jit": "off",
+    "temp_file_limit": TEMP_FILE_LIMIT,
     "log_min_messages": "log",
     "log_min_error_statement": "panic",
     "log_error_verbosity": "terse",
     "log_parameter_max_length_on_error": "0",
 }
-"""Readers leave half of the sessions to the owner; what a statement says of people is not written to the log."""
+"""Readers leave half of the sessions to the owner, and each of theirs has a share of the disk for sorting; what a
+statement says of people is not written to the log."""
 _TRANSIENT = re.compile(r"pre-existing shared memory block|lock file \"postmaster\.pid\" already exists|in recovery")
 _PORT_TAKEN = re.compile(r"could not bind|Address already in use|could not create any TCP/IP sockets")
 

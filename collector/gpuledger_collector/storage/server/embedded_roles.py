@@ -79,6 +79,11 @@ def set_up(open_as: Open, owner_password: str, admin_password: str) -> None:
             connection.execute(sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(sql.SQL(name)))
         if not schema_rights.has_grant(connection, OWNER):
             connection.execute(schema_rights.grant(OWNER))
+        if not _decides_temporary_files(connection):
+            owner = sql.Identifier(OWNER)
+            connection.execute(sql.SQL("GRANT SET ON PARAMETER temp_file_limit TO {}").format(owner))
+            # Rating sorts what the ledger holds; the limit of the server is for everybody else.
+            connection.execute(sql.SQL("ALTER ROLE {} SET temp_file_limit = -1").format(owner))
 
 
 def is_complete(connection: Connection) -> bool:
@@ -88,7 +93,18 @@ def is_complete(connection: Connection) -> bool:
         and connection.execute(_FOREIGN, {"owner": OWNER}).fetchone() is None
         and connection.execute(_OPEN_TO_ALL).fetchone() is None
         and schema_rights.has_grant(connection, OWNER)
+        and _decides_temporary_files(connection)
     )
+
+
+def _decides_temporary_files(connection: Connection) -> bool:
+    """Whether the owner has no limit of temporary files, and may set that of readers."""
+    row = connection.execute(
+        "SELECT has_parameter_privilege(%(owner)s, 'temp_file_limit', 'SET') AND EXISTS (SELECT FROM pg_roles "
+        "WHERE rolname = %(owner)s AND 'temp_file_limit=-1' = ANY (rolconfig))",
+        {"owner": OWNER},
+    ).fetchone()
+    return row is not None and bool(row[0])
 
 
 def _is_set_up(connection: Connection) -> bool:

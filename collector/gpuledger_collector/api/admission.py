@@ -1,0 +1,201 @@
+"""What each HTTP route admits: one row for every route and method, from the constants and settings that enforce it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuledger_collector.api import batches, intake, limits, queue, reader_limits, remote_write, runs, samples
+from gpuledger_collector.api.context import MAX_DAYS, MAX_ROWS
+from gpuledger_collector.api.series import MAX_STEPS
+from gpuledger_collector.export.proof import SHOWN_CLAIMS
+from gpuledger_collector.export.shortened import MOST_ROWS
+from gpuledger_collector.ingest.batches import bounds
+from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, MAX_SAMPLES
+from gpuledger_collector.notifications import links
+from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage.billing.disputes import MOST_ENTRIES, MOST_LINES, MOST_OPEN
+from gpuledger_common.admission import NONE, Admission
+from gpuledger_common.wire import MAX_BODY_BYTES, MAX_DECODED_BYTES
+
+
+def _mib(size: int) -> str:
+    return f"{size // 1024 // 1024} MiB"
+
+
+DEFAULTS = Settings()
+NODE = "node of the token; with a token for any node, the node in the batch"
+SENDER = "node of the token, else the token"
+READER = "token; without tokens, the address"
+READING = (
+    f"{reader_limits.AT_ONCE} of a payer and {reader_limits.AT_ONCE_OF_ALL} of all in a worker, after "
+    f"{reader_limits.WAIT_SECONDS:g} s 429 or 503"
+)
+READ_DEADLINE = f"`page_seconds` ({DEFAULTS.page_seconds}), then 503; cancelled when the reader disconnects"
+BODY = f"{limits.MAX_BODY_BYTES // 1024} KiB"
+BODY_DEADLINE = (
+    f"{intake.BODY_SECONDS:.0f} s for the body, {intake.MIN_BYTES_PER_SECOND} bytes a second after "
+    f"{intake.GRACE_SECONDS:.0f} s"
+)
+HEAD_DEADLINE = f"{limits.HEAD_SECONDS:.0f} s for the head, {limits.BODY_SECONDS:.0f} s for a body"
+AGE = f"`max_evidence_age_days` ({DEFAULTS.max_evidence_age_days})"
+SHARE = f"1/{intake.SHARE} of `queue_bytes` ({_mib(DEFAULTS.queue_bytes)}) for a payer"
+
+
+def _rates(*names: str) -> str:
+    """Settings of quotas with their defaults."""
+    return ", ".join(f"`{name}` ({getattr(DEFAULTS, name):,})" for name in names)
+
+
+def _report(way_in: str, **bounds_of_it: str) -> Admission:
+    """A route on which agents and Prometheus report."""
+    shared = {
+        "payer": SENDER,
+        "inflated_bytes": NONE,
+        "age": AGE,
+        "in_progress": f"{SHARE}; {intake.DECODERS} large bodies decoded at once, one of a payer",
+        "deadline": BODY_DEADLINE,
+        "query": NONE,
+    }
+    return Admission(way_in=way_in, **(shared | bounds_of_it))
+
+
+REPORTS = (
+    _report(
+        f"POST {batches.PATH}",
+        payer=NODE,
+        bytes=_mib(MAX_BODY_BYTES),
+        inflated_bytes=_mib(MAX_DECODED_BYTES),
+        records=", ".join(f"{name} {most:,}" for name, most in bounds.MAX_RECORDS.items())
+        + f", rows of samples {bounds.MAX_ROWS:,}",
+        rate=_rates(
+            "node_samples_per_second",
+            "node_bytes_per_second",
+            "node_inflated_bytes_per_second",
+            "node_names_per_second",
+        ),
+        adds=_rates("node_new_names_per_hour", "node_new_days_per_hour", "node_new_owners_per_hour")
+        + f"; pages list {MOST_ROWS} owners and {SHOWN_CLAIMS} refused claims, and sum the others",
+    ),
+    _report(
+        f"POST {queue.PATH}",
+        bytes=_mib(queue.MAX_BYTES),
+        records=f"waiting {queue.MAX_WAITING:,}",
+        rate=_rates("node_queue_readings_per_hour", "node_samples_per_second", "node_bytes_per_second"),
+        in_progress=f"{SHARE}, one reading; {queue.STORES} readings stored at once",
+        deadline=f"{BODY_DEADLINE}; {queue.STORE_SECONDS} s to store it",
+        adds=f"{_mib(queue.MAX_STORED_BYTES)} a reading, {_rates('node_queue_bytes_per_hour')}",
+    ),
+    _report(
+        f"POST {remote_write.PATH}",
+        payer="token for any node",
+        bytes=_mib(MAX_BODY_BYTES),
+        inflated_bytes=_mib(MAX_INFLATED_BYTES),
+        records=f"series and samples {MAX_SAMPLES:,}",
+        rate=_rates("remote_write_samples_per_second"),
+        adds="any node and accelerator",
+    ),
+    _report(
+        f"POST {runs.PROGRESS_PATH}",
+        bytes=BODY,
+        records="one",
+        age=NONE,
+        rate=f"{limits.PROGRESS_SAMPLES} of {_rates('node_samples_per_second')}",
+        in_progress=NONE,
+        deadline=HEAD_DEADLINE,
+        adds="counters of a run that holds a GPU of the node",
+    ),
+)
+
+
+def _open(way_in: str, query: str = NONE) -> Admission:
+    """A route without a token."""
+    return Admission(
+        way_in=way_in,
+        payer="address",
+        bytes=BODY,
+        inflated_bytes=NONE,
+        records=NONE,
+        age=NONE,
+        rate=NONE,
+        in_progress=f"`max_connections` ({DEFAULTS.max_connections:,})",
+        deadline=HEAD_DEADLINE,
+        query=query,
+        adds=NONE,
+    )
+
+
+PROBES = f"{limits.OPERATION_THREADS} threads of their own"
+OPERATION = (
+    _open("GET /healthz"),
+    replace(_open("GET /readyz", "three statements"), in_progress=PROBES),
+    replace(_open("GET /metrics"), in_progress=PROBES),
+    _open("GET /docs"),
+    _open("GET /openapi.json"),
+)
+SIGNED = tuple(
+    replace(
+        _open(f"{method} {path}", "a few rows by key"),
+        payer="the link, which works once",
+        adds=NONE if method == "GET" else "an acknowledgment",
+    )
+    for path in (links.PATH, links.NOTIFICATION_PATH)
+    for method in ("GET", "POST")
+)
+
+
+def _read(way_in: str, query: str, **bounds_of_it: str) -> Admission:
+    """A route that answers readers from the ledger."""
+    return replace(_open(way_in, query), payer=READER, in_progress=READING, deadline=READ_DEADLINE, **bounds_of_it)
+
+
+PAGES = tuple(
+    _read(f"GET {path}", query)
+    for path, query in {
+        "/": "the period asked for, by default a month",
+        "/statements": "a month",
+        "/statements/{level}/{month}": "a month",
+        "/statements/{level}/{owner:name}/{month}": "a month",
+        "/idle": "current findings",
+        "/anomalies": "current findings",
+        "/jobs": "the period asked for, by default a month",
+        "/jobs/{job:name}": "a job",
+        "/demand": "weeks of one pool or of all",
+        "/trust": "the period asked for, by default a month",
+        "/pools/{pool:name}": "weeks of one pool",
+    }.items()
+)
+DAYS = f"at most {MAX_DAYS} days"
+PAGED = f"at most {MAX_ROWS:,} rows an answer"
+ANSWERS = tuple(
+    _read(f"GET {path}", query)
+    for path, query in {
+        "/v1/chargeback": "the period asked for",
+        "/v1/accelerators": f"{DAYS}, {PAGED}",
+        "/v1/nodes": PAGED,
+        "/v1/budgets": "budgets in force",
+        "/v1/idle": PAGED,
+        "/v1/anomalies": PAGED,
+        "/v1/recommendations": PAGED,
+        "/v1/runs": f"the period asked for, at most {runs.MAX_LISTED} rows an answer",
+        "/v1/series": f"at most {MAX_STEPS:,} steps",
+        "/v1/samples": f"{samples.MAX_ACCELERATORS} accelerators, {samples.MAX_ACCELERATOR_DAYS} of their days, "
+        f"{samples.MAX_POINTS:,} instants",
+        "/v1/forecast": "weeks of one pool or of all",
+        "/v1/forecast/history": "stored forecasts",
+        "/v1/scaling/{pool:name}": "weeks of one pool",
+        "/v1/disputes": PAGED,
+        "/v1/disputes/{number}": "one dispute with its evidence",
+        "/v1/audit": PAGED,
+    }.items()
+)
+DECISIONS = (
+    _read(
+        "POST /v1/disputes",
+        f"{DAYS}, at most {MOST_LINES:,} lines",
+        adds=f"{MOST_OPEN} undecided disputes of an organization or team, each of other lines",
+    ),
+    _read("POST /v1/disputes/{number}/answers", "one dispute", adds=f"{MOST_ENTRIES} messages of a dispute"),
+    _read("POST /v1/disputes/{number}/preview", "the contested days"),
+    _read("POST /v1/disputes/{number}/resolution", "the contested days", adds="a decision, once"),
+)
+ADMISSIONS = (*REPORTS, *OPERATION, *SIGNED, *PAGES, *ANSWERS, *DECISIONS)

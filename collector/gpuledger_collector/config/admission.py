@@ -1,0 +1,158 @@
+"""What the commands and settings admit of files, and what the server admits of each database role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuledger_collector.config import files
+from gpuledger_collector.storage.access import reader_watch, readers
+from gpuledger_common.admission import NONE, Admission
+from gpuledger_common.bounded_file import MAX_SECRET_BYTES, MAX_TOML_BYTES
+from gpuledger_common.profiles import fetch, lines, page
+
+_MIB = 1024 * 1024
+_CONTENT = f"{files.MAX_FILE_BYTES // _MIB} MiB"
+_ROWS = f"{files.MAX_RECORDS} rows"
+_LEDGER = "the ledger, by the rules that it imports"
+
+
+def _file(way_in: str, max_bytes: str, inflated: str, records: str, adds: str, deadline: str = NONE) -> Admission:
+    """The row of a file: whoever runs the command pays, and nothing else waits for it."""
+    return Admission(
+        way_in=way_in,
+        payer="file",
+        bytes=max_bytes,
+        inflated_bytes=inflated,
+        records=records,
+        age=NONE,
+        rate=NONE,
+        in_progress="one a command",
+        deadline=deadline,
+        query=NONE,
+        adds=adds,
+    )
+
+
+_TABLE = _file("table of jobs or devices (CSV, .gz)", _CONTENT, _CONTENT, _ROWS, _LEDGER)
+_BILL = _file(
+    "bill of a provider (FOCUS, CSV, .gz, Parquet)",
+    _CONTENT,
+    f"{_CONTENT}; of Parquet, by its footer",
+    f"{_ROWS}, {files.PARQUET_ROWS} of Parquet at once",
+    _LEDGER,
+)
+_SERIES = _file("series of a forecast, anomaly or backtest (CSV, .gz)", _CONTENT, _CONTENT, NONE, "nothing")
+_SHARES = _file("shares that sacctmgr or kubectl printed (.gz)", _CONTENT, _CONTENT, NONE, "shares of a pool")
+_FOCUS = _file(
+    "FOCUS file to check", f"lines of {files.MAX_LINE_CHARACTERS // _MIB} Mi characters", NONE, NONE, "nothing"
+)
+_TOML = _file("table, template, profile or settings (TOML)", f"{MAX_TOML_BYTES // _MIB} MiB", NONE, NONE, _LEDGER)
+_SECRET = _file("secret", f"{MAX_SECRET_BYTES // _MIB} MiB", NONE, NONE, "nothing")
+_CERTIFICATE = _file("certificate or key, which OpenSSL reads", "the disk", NONE, NONE, "nothing")
+_PAGE = _file(
+    "page of `profiles check`",
+    f"{fetch.MAX_PAGE_BYTES // _MIB} MiB",
+    "0: compressed answers are refused",
+    f"{lines.MAX_LINES} samples, {page.MAX_DEVICES} accelerators",
+    "nothing",
+    f"{fetch.TIMEOUT_S:g} s",
+)
+_BACKUP = _file("backup, which pg_restore reads", "the disk", "the disk", NONE, "a whole ledger, into an empty one")
+
+FILES: Mapping[str, Admission] = {
+    "anomalies series": _SERIES,
+    "apply file": _TOML,
+    "db grant-reader password_file": _SECRET,
+    "db restore file": _BACKUP,
+    "export erp template": _TOML,
+    "focus check path": _FOCUS,
+    "forecast series": _SERIES,
+    "import bill file": _BILL,
+    "import inventory file": _TABLE,
+    "import prices file": _TABLE,
+    "import queue file": _TABLE,
+    "import sacct file": _TABLE,
+    "import samples file": _TABLE,
+    "import shares file": _SHARES,
+    "import usage file": _TABLE,
+    "mcp token_file": _SECRET,
+    "profiles check page": _PAGE,
+    "profiles check profile": _TOML,
+    "scale backtest file": _SERIES,
+    "start ca_file": _CERTIFICATE,
+    "start source": _TABLE,
+    "start token_file": _SECRET,
+    "what-if prices": _TABLE,
+}
+"""The row of each parameter of a command that names a file to read; `--config` of all is `_TOML`."""
+SETTINGS: Mapping[str, Admission] = {
+    "agent_token_file": _SECRET,
+    "dsn_file": _SECRET,
+    "hooks_file": _TOML,
+    "kubernetes_ca_file": _CERTIFICATE,
+    "kubernetes_token_file": _SECRET,
+    "link_secret_file": _SECRET,
+    "mail_ca_file": _CERTIFICATE,
+    "mail_password_file": _SECRET,
+    "mcp_token_file": _SECRET,
+    "exporter_profiles": _TOML,
+    "reader_token_file": _SECRET,
+    "tls_certificate_file": _CERTIFICATE,
+    "tls_key_file": _CERTIFICATE,
+}
+"""The row of each setting that names a file to read."""
+
+
+def _role(way_in: str, payer: str, in_progress: str, deadline: str, query: str) -> Admission:
+    """The row of a database role."""
+    return Admission(
+        way_in=way_in,
+        payer=payer,
+        bytes=NONE,
+        inflated_bytes=NONE,
+        records=NONE,
+        age=NONE,
+        rate=NONE,
+        in_progress=in_progress,
+        deadline=deadline,
+        query=query,
+        adds="nothing: it cannot write",
+    )
+
+
+_READER_QUERY = (
+    f"{readers.STATEMENT_TIMEOUT}, which it may lift up to {reader_watch.TRANSACTION_SECONDS} s; "
+    f"{readers.TEMP_FILE_LIMIT} of temporary files a session"
+)
+_READER_DEADLINE = f"transaction {reader_watch.TRANSACTION_SECONDS} s, idle {reader_watch.IDLE_SECONDS} s"
+_SESSIONS = f"{readers.CONNECTIONS} sessions"
+_UNBOUNDED = "no limit of temporary files: rating sorts what the ledger holds"
+ROLES: Mapping[str, tuple[Admission, ...]] = {
+    "readers": (
+        _role("role of all dashboards", "role", _SESSIONS, _READER_DEADLINE, _READER_QUERY),
+        _role("role of one owner's dashboards", "role", _SESSIONS, _READER_DEADLINE, _READER_QUERY),
+    ),
+    "row_level_security": (
+        _role("role of a viewer's request (gpuledger_viewer)", "reader", "no login", "of its request", "600 s"),
+    ),
+    "embedded_roles": (
+        Admission(
+            way_in="owner of the embedded ledger (gpuledger)",
+            payer="the collector",
+            bytes=NONE,
+            inflated_bytes=NONE,
+            records=NONE,
+            age=NONE,
+            rate=NONE,
+            in_progress="half of 60 sessions are reserved for it",
+            deadline=NONE,
+            query=f"600 s; {_UNBOUNDED}",
+            adds="the ledger",
+        ),
+    ),
+}
+"""The rows of the roles that a module of storage creates."""
+
+ADMISSIONS: tuple[Admission, ...] = tuple(
+    dict.fromkeys((*FILES.values(), *SETTINGS.values(), *(row for rows in ROLES.values() for row in rows)))
+)

@@ -1,0 +1,23 @@
+"""What assistants are admitted over HTTP: the row of POST /mcp."""
+
+from __future__ import annotations
+
+from gpuledger_collector.mcp import http, ledger, server
+from gpuledger_collector.mcp.answers import MAX_CHARACTERS, MAX_ROWS
+from gpuledger_common.admission import NONE, Admission
+
+ADMISSIONS = (
+    Admission(
+        way_in=f"POST {http.PATH}",
+        payer="token; without tokens, the address",
+        bytes=f"{http.MAX_BODY_BYTES // 1024} KiB",
+        inflated_bytes=NONE,
+        records="one call",
+        age=NONE,
+        rate=NONE,
+        in_progress=f"turns of readers; {server.CALLS_AT_ONCE} calls of all read the ledger at once",
+        deadline=f"{ledger.STATEMENT_SECONDS} s a statement",
+        query=f"read only; {MAX_ROWS} rows, {MAX_CHARACTERS:,} characters an answer",
+        adds=NONE,
+    ),
+)

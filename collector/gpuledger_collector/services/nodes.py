@@ -1,0 +1,76 @@
+"""The nodes of a fleet: how they are, and which were taken out of it on purpose."""
+
+from __future__ import annotations
+
+import datetime as dt
+from difflib import get_close_matches
+
+from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.services.node_health import is_silent
+from gpuledger_collector.storage.ledger import retirements
+from gpuledger_collector.storage.ledger.retirements import RETIRED, NodeRow
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.plurals import plural
+
+INVENTORY = "inventory"
+"""Status of a node that the inventory names and no agent has reported."""
+
+
+class NodeRefused(ValueError):
+    """What is asked of a node cannot be done; the text is one sentence with the cure."""
+
+
+def list_nodes(connection: Connection) -> list[NodeRow]:
+    """Read all nodes, by name."""
+    return retirements.nodes(connection)
+
+
+def state_of(node: NodeRow, now_ms: int) -> str:
+    """How a node is: its status, `silent`, or `back again` after a retirement."""
+    if node.status in {RETIRED, INVENTORY}:
+        return node.status
+    if is_silent(node.seen_ms, now_ms):
+        return "silent"
+    return "back again" if node.retired_ms is not None and node.status == "ok" else node.status
+
+
+def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) -> NodeRow:
+    """Take a node out of the fleet from an instant on; None: from its last sign of life on.
+
+    Its capacity ends then, unless the inventory places its accelerators. Raises NodeRefused.
+    """
+    node = _named(connection, name)
+    at_ms = node.seen_ms if at_ms is None else at_ms
+    if at_ms > now_ms:
+        raise NodeRefused(f"--at: {format_instant(at_ms)} lies ahead: retire {name} when it is gone")
+    if node.read_ms is not None and at_ms < node.read_ms:
+        seen = format_instant(node.read_ms - node.read_ms % 1000)
+        raise NodeRefused(f"--at: {name} has readings until {seen}: retire it then or later")
+    if node.stated:
+        counted = plural(node.stated, "accelerator")
+        raise NodeRefused(
+            f"the inventory places {counted} of {name}: give them an out_at in its file, "
+            "and gpuledger import inventory FILE"
+        )
+    try:
+        retirements.declare(connection, name, at_ms, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+    except ValueError as error:
+        raise NodeRefused(f"--at: {error}") from error
+    return _named(connection, name)
+
+
+def keep(connection: Connection, name: str, now_ms: int) -> NodeRow:
+    """Take the retirement of a node back. Raises NodeRefused."""
+    if _named(connection, name).retired_ms is None:
+        raise NodeRefused(f"{name} is not retired")
+    retirements.declare(connection, name, None, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+    return _named(connection, name)
+
+
+def _named(connection: Connection, name: str) -> NodeRow:
+    known = {node.name: node for node in list_nodes(connection)}
+    if name not in known:
+        near = get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ": gpuledger nodes list names all"
+        raise NodeRefused(f"no node is called {name!r}{hint}")
+    return known[name]

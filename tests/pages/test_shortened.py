@@ -1,0 +1,107 @@
+"""Lists that somebody can make long: pages show the dearest rows, and the others as one, so that rows add up."""
+
+import csv
+import io
+import re
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from fakes.fleet import HOUR, Held
+from gpuledger_collector.accounting.placement import RefusedClaim
+from gpuledger_collector.accounting.reconciliation import Reconciliation
+from gpuledger_collector.api import fleet_pages, list_pages, pages
+from gpuledger_collector.api.auth.principal import Principal
+from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.export import shortened
+
+TEAMS = 130
+EVERYTHING = View(Principal("admin", "a"))
+
+
+@pytest.fixture
+def crowded(fleet, run):
+    """October of many teams, each of which held a GPU for some minutes, the first the longest; rated."""
+    run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
+    minute = HOUR // 60
+    intervals = []
+    for number in range(1, TEAMS + 1):
+        fleet.workload(number, team=f"crowd-{number:03d}")
+        fleet.capacity(number, 0, 2 * HOUR)
+        length = (TEAMS + 5 - number) * minute // 3 + number
+        intervals.append(Held(number, number, 0, length, idle=length // 7))
+    fleet.evidence(intervals)
+    run("chargeback", "--from", "2025-10-01", "--to", "2025-11-01")
+    return fleet
+
+
+def amounts(text, section):
+    """The last cell of each row of a table, and those of its foot."""
+    body, foot = re.search(rf"{section}.*?<tbody>(.*?)</tbody>\s*<tfoot>(.*?)</tfoot>", text, re.DOTALL).groups()
+    cells = [re.findall(r'<td class="num">([\d,.]+)(?: USD)?</td></tr>', part) for part in (body, foot)]
+    return [[Decimal(cell.replace(",", "")) for cell in part] for part in cells]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda reads: pages.overview_page(reads, pages.HourlyCache(list), "", EVERYTHING),
+        lambda reads: pages.month_page(reads, "team", "2025-10", EVERYTHING),
+    ],
+    ids=["overview", "statements"],
+)
+def test_a_page_lists_the_dearest_and_sums_the_rest(crowded, reads, make):
+    """A hundred rows and one of the others; the rows are the total, and nobody is in both."""
+    text = make(reads).body.decode()
+    assert f"({TEAMS - shortened.MOST_ROWS} more)" in text
+    assert ("crowd-100" in text, "crowd-101" in text) == (True, False)
+    rows, (total,) = amounts(text, "(?:Spend by team in USD|Who pays in 2025-10)")
+    assert len(rows) >= shortened.MOST_ROWS + 1
+    assert sum(rows) == total
+
+
+def test_csv_is_whole(crowded, reads):
+    """Every team, with the same sum."""
+    text = pages.month_page(reads, "team", "2025-10", replace(EVERYTHING, wants_csv=True)).body.decode()
+    assert len({row["team"] for row in csv.DictReader(io.StringIO(text)) if row["team"].startswith("crowd")}) == TEAMS
+
+
+def test_a_terminal_sums_what_it_does_not_list(crowded, run, monkeypatch):
+    """A pipe has every row; a terminal so many, one for the others, and the same totals."""
+    from gpuledger_collector.cli import chargeback
+
+    month = ("chargeback", "--from", "2025-10-01", "--to", "2025-11-01")
+    assert run(*month)[1].count("crowd-") == TEAMS
+    monkeypatch.setattr(chargeback, "terminal_width", lambda: 400)
+    monkeypatch.setattr(chargeback, "MOST_TERMINAL_ROWS", 50)
+    shown = run(*month)[1]
+    assert shown.count("crowd-") == 50
+    assert "(80 more)" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    hours = [Decimal(cells[1]) for cells in lines if cells and cells[0].startswith("crowd-")]
+    rest = next(Decimal(cells[2]) for cells in lines if cells[:2] == ["(80", "more)"])
+    whole = csv.DictReader(io.StringIO(run(*month, "--format", "csv")[1]))
+    expected = sum(Decimal(row["gpu_hours"]) for row in whole if row["team"].startswith("crowd-"))
+    assert sum(hours) + rest == expected
+
+
+def test_jobs_that_are_not_listed_are_summed(crowded, reads):
+    """Their number, hours and cost stand under the list."""
+    text = list_pages.jobs_page(reads, EVERYTHING, "", "cost").body.decode()
+    assert re.search(r"and 30 more of [\d.]+ GPU-hours, [\d.]+ USD, in the", text)
+
+
+def test_refused_claims_are_counted(crowded, reads, monkeypatch):
+    """Ten sentences, and one for all others."""
+    claims = [RefusedClaim(f"GPU-{n}", f"node-{n % 7}", "device", "", "home", n, n + 1) for n in range(5000)]
+    true = fleet_pages.reconcile
+    monkeypatch.setattr(fleet_pages, "reconcile", lambda *given, **more: with_claims(true(*given, **more), claims))
+    text = fleet_pages.trust_page(reads, EVERYTHING).body.decode()
+    assert text.count("is reported by home and") == 10
+    assert "And 4,990 more refused claims of 7 nodes" in text
+    assert len(text) < 100_000
+
+
+def with_claims(sheet: Reconciliation, claims):
+    return replace(sheet, claims=claims)
