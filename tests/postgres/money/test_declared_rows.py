@@ -25,8 +25,9 @@ UNTOLD = {"id"}
 
 @pytest.fixture
 def declared(rich, run, written):
-    """The rich ledger, with an inventory file as well."""
+    """The rich ledger, with an inventory file and a retired node as well."""
     assert run("import", "inventory", written("inventory.csv", INVENTORY))[0] == 0
+    assert run("nodes", "retire", "n3")[0] == 0
     assert run("reconcile", "--period", OPEN)[0] == 0
     return rich
 
