@@ -24,6 +24,7 @@ _LABEL = re.compile(
     r'(?:([A-Za-z_:][\w:]{0,249}+)|"((?:[^"\\]|\\.){1,250}+)")[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"', re.ASCII
 )
 _VALUE = re.compile(r"[ \t]++([-+]?+(?:\d[\d.eE+-]{0,63}+|NaN|nan|\+?+Inf))(?:[ \t]++(?:\d++\s*+)?+)?+$", re.ASCII)
+_DOTS = re.compile(r"(\.{3,}+)")
 _ESCAPE = re.compile(r'\\[\\n"]')
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
 
@@ -126,16 +127,18 @@ def _number(text: str) -> float:
 
 
 def _without_elisions(line: str) -> str:
-    """The line without each `...` that stands for labels, with the comma before it."""
+    """The line without each `...` that stands for labels, with the comma before it; of more dots, the last three."""
     if "..." not in line:
         return line
-    first, *pieces = line.split("...")
+    first, *rest = _DOTS.split(line)
     kept = [first]
-    for piece in pieces:
-        rest = piece.lstrip()
-        if rest[:1] in {",", "}"}:
+    for dots, text in zip(rest[::2], rest[1::2], strict=True):
+        behind = text.lstrip()
+        if behind[:1] not in {",", "}"}:
+            kept += [dots, text]
+        elif len(dots) == 3:
             kept[-1] = kept[-1].rstrip().removesuffix(",")
-            kept.append(rest)
+            kept.append(behind)
         else:
-            kept += ["...", piece]
+            kept += [dots[:-3], behind]
     return "".join(kept)
