@@ -26,8 +26,9 @@ from fakes.mail import message
 from fakes.pages import Page
 from fakes.processes import MSGPACK
 from fakes.two_teams import FOREIGN, OWN
-from gpuledger_collector.notifications import webhooks as hooks
 from gpuledger_collector.notifications.transport import NotAccepted
+from gpuledger_collector.notifications.webhooks import WebhookTransport
+from gpuledger_common import http_exchange
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -223,16 +224,16 @@ def webhooks(arena: Arena) -> None:
 
 def _rebind(row: Row) -> None:
     """The hook's code in this process, with a resolver that answers otherwise the second time."""
-    true = hooks.socket
+    true = http_exchange.socket, http_exchange._Socket
     for first, second in (("8.8.8.8", "127.0.0.1"), ("10.0.0.1", "8.8.8.8"), ("::ffff:169.254.169.254", "8.8.8.8")):
         net = Resolver((first, second))
-        hooks.socket = net  # type: ignore[assignment]
+        http_exchange.socket, http_exchange._Socket = net, net.unplugged  # type: ignore[assignment, misc]
         try:
-            hook = hooks.Hook("webhook", {"ops": "https://hooks.example.com/x"})
+            hook = WebhookTransport("webhook", {"ops": "https://hooks.example.com/x"})
             with contextlib.suppress(NotAccepted):
                 hook.deliver(message(recipient="webhook:ops"), lambda: None)
         finally:
-            hooks.socket = true
+            http_exchange.socket, http_exchange._Socket = true  # type: ignore[misc]
         row.count("rebinding resolver")
         row.expect(net.connected == ([("8.8.8.8", 443)] if first == "8.8.8.8" else []), f"connected to {net.connected}")
 
@@ -240,17 +241,27 @@ def _rebind(row: Row) -> None:
 class Resolver:
     """Stands for the module `socket`: a name is another address each time, and nothing is connected to."""
 
-    SOCK_STREAM = socket.SOCK_STREAM
+    SOCK_STREAM, AI_NUMERICHOST = socket.SOCK_STREAM, socket.AI_NUMERICHOST
+    AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses, self.connected = iter(addresses), list[object]()
 
-    def getaddrinfo(self, *_asked: object, **_more: object) -> list[object]:
+    def getaddrinfo(self, *_asked: object, flags: int = 0, **_more: object) -> list[object]:
+        if flags:
+            raise OSError("a name")
         return [(2, 1, 6, "", (next(self.addresses), 443))]
 
-    def create_connection(self, place: object, *_more: object) -> None:
-        self.connected.append(place)
-        raise OSError("unplugged")
+    def unplugged(self, *_kind: object) -> socket.socket:
+        """A socket that connects to nothing."""
+        connected = self.connected
+
+        class Unplugged(socket.socket):
+            def connect(self, place: object) -> None:
+                connected.append(place)
+                raise OSError("unplugged")
+
+        return Unplugged()
 
 
 def whole(arena: Arena) -> None:

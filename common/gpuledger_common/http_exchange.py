@@ -1,4 +1,4 @@
-"""One HTTP exchange within a deadline and a size, for everything that the agent asks.
+"""One HTTP exchange within a deadline and a size, for everything that agent and collector ask.
 
 A socket's timeout starts anew with each byte, so a server that sends a byte now and then holds its caller for as long
 as it likes. Here every step (the name, the connection, TLS, each byte sent and received) gets only what is left of one
@@ -7,6 +7,7 @@ deadline. Redirections are not followed, compressed answers are neither asked fo
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import queue
 import socket
@@ -71,14 +72,21 @@ class BoundedConnection(http.client.HTTPConnection):
         max_bytes: int,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         unix_path: Path | None = None,
+        pinned: tuple[str, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`pinned`: the numeric address to connect to, whatever the name resolves to by then."""
         parts = urlsplit(url)
         self.default_port = _PORTS[parts.scheme]
         super().__init__(parts.hostname or "", parts.port or self.default_port)
         self._tls = tls if parts.scheme == "https" else None
         self._timeout_s, self._max_bytes, self._unix_path, self._clock = timeout_s, max_bytes, unix_path, clock
-        self._until = 0.0
+        self._pinned, self._until = pinned, 0.0
+
+    def open(self) -> None:
+        """Connect, within a deadline of its own. Raises OSError."""
+        self._begin()
+        self.connect()
 
     def exchange(
         self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -87,14 +95,33 @@ class BoundedConnection(http.client.HTTPConnection):
 
         Raises OSError (TimeoutError past the deadline, AnswerTooLarge), http.client.HTTPException or ValueError.
         """
-        self._until = self._clock() + self._timeout_s
+        return self._exchange(method, target, body, headers, self._read_body)
+
+    def exchange_head(
+        self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send a request and read status and headers; of the body is dropped what comes in time. Raises as `exchange`.
+
+        The connection is closed.
+        """
+        answer = self._exchange(method, target, body, headers, self._drop_body)
+        self.close()
+        return answer
+
+    def _exchange(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None,
+        read: Callable[[http.client.HTTPResponse], bytes],
+    ) -> Answer:
+        self._begin()
         try:
             self.request(method, target, body, dict(headers or {}))
             response = self.getresponse()
             answer = Answer(
-                response.status,
-                {name.lower(): value for name, value in response.getheaders()},
-                self._read_body(response),
+                response.status, {name.lower(): value for name, value in response.getheaders()}, read(response)
             )
         except TimeoutError as error:
             self.close()
@@ -106,6 +133,9 @@ class BoundedConnection(http.client.HTTPConnection):
         if response.will_close:
             self.close()
         return answer
+
+    def _begin(self) -> None:
+        self._until = self._clock() + self._timeout_s
 
     def connect(self) -> None:
         """Connect within what is left of the deadline."""
@@ -139,8 +169,11 @@ class BoundedConnection(http.client.HTTPConnection):
         return self._connected(connection, str(path))
 
     def _connect_tcp(self) -> _Socket:
+        if self._pinned is not None:
+            family = socket.AF_INET6 if ":" in self._pinned[0] else socket.AF_INET
+            return self._connected(_Socket(family, socket.SOCK_STREAM), self._pinned)
         failure: OSError = OSError(f"{self.host}: the name has no address")
-        for family, kind, protocol, _, address in _addresses(self.host, self.port, self._remaining_s()):
+        for family, kind, protocol, _, address in resolve(self.host, self.port, self._remaining_s()):
             try:
                 connection = self._connected(_Socket(family, kind, protocol), address)
             except TimeoutError:
@@ -176,6 +209,11 @@ class BoundedConnection(http.client.HTTPConnection):
         response.close()  # which leaves the connection open for the next exchange
         return bytes(body)
 
+    def _drop_body(self, response: http.client.HTTPResponse) -> bytes:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self._read_body(response)
+        return b""
+
 
 def get_page(url: str, *, timeout_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> str:
     """The text of a page. Raises OSError, http.client.HTTPException or ValueError."""
@@ -194,7 +232,7 @@ def get_page(url: str, *, timeout_s: float, max_bytes: int, clock: Callable[[], 
     return answer.body.decode("utf-8", errors="replace")
 
 
-def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
+def resolve(host: str, port: int, timeout_s: float) -> list[Any]:
     """What a name resolves to. Raises OSError, TimeoutError past `timeout_s`."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)

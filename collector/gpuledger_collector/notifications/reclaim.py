@@ -20,8 +20,10 @@ from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAcce
 from gpuledger_collector.notifications.webhooks import WebhookTransport
 from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_common.http_exchange import BoundedConnection
 
 MAX_ANSWER = 1 << 20
+API_SECONDS = 20.0
 # Digits only: the id becomes an argument of a command.
 _JOB = re.compile(r"\d{1,10}(_\d{1,10})?")
 _GONE = frozenset(
@@ -121,7 +123,7 @@ class KubernetesBackend:
     address: str
     token: Callable[[], str] = field(repr=False)
     ca_file: str | None = None
-    timeout_s: float = 20.0
+    timeout_s: float = API_SECONDS
 
     def is_gone(self, action: ReclaimAction) -> bool:
         """Whether the pod with this UID no longer exists, or is ending."""
@@ -153,23 +155,24 @@ class KubernetesBackend:
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(self.address)
-        context = ssl.create_default_context(cafile=self.ca_file)
-        connection = http.client.HTTPSConnection(parts.netloc, timeout=self.timeout_s, context=context)
+        connection = BoundedConnection(
+            self.address,
+            timeout_s=self.timeout_s,
+            max_bytes=MAX_ANSWER,
+            tls=lambda: ssl.create_default_context(cafile=self.ca_file),
+        )
         headers = {"Authorization": f"Bearer {self.token()}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
-            connection.request(
-                method, parts.path.rstrip("/") + path, None if body is None else json.dumps(body), headers
-            )
-            answer = connection.getresponse()
-            text = answer.read(MAX_ANSWER)
+            content_of = None if body is None else json.dumps(body).encode()
+            answer = connection.exchange(method, parts.path.rstrip("/") + path, content_of, headers)
         except (OSError, http.client.HTTPException) as error:
             raise NotReclaimed(f"the API server at {parts.netloc} gave no answer ({error})") from error
         finally:
             connection.close()
         try:
-            content = json.loads(text)
+            content = json.loads(answer.body)
         except ValueError:
             content = {}
         return answer.status, content if isinstance(content, dict) else {}

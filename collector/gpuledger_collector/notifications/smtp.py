@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import smtplib
+import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,6 +20,10 @@ from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted, OnStep, no_step
 from gpuledger_collector.storage.notifications.messages import Message
 
+STEP_SECONDS = 30.0
+"""For each answer of the server."""
+SESSION_SECONDS = 120.0
+"""For opening a session, and for sending a mail in it."""
 _LEADING_DOT = re.compile(rb"(?m)^\.")
 
 
@@ -32,7 +38,8 @@ class SmtpTransport:
     user: str = ""
     password: Callable[[], str] = str
     ca_file: str | None = None
-    timeout_s: float = 30.0
+    timeout_s: float = STEP_SECONDS
+    session_s: float = SESSION_SECONDS
     repeatable: bool = field(default=False, kw_only=True)
 
     def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
@@ -81,7 +88,8 @@ class SmtpTransport:
         except (smtplib.SMTPException, OSError) as error:
             raise NotAccepted(f"{self.host}:{self.port}: {_sentence(error)}", unreachable=True) from error
         try:
-            yield session
+            with _within(self.session_s, session):
+                yield session
         finally:
             # Closing without QUIT: a session that ends before the dot has sent nothing, and the reply to QUIT matters
             # to nobody.
@@ -91,20 +99,51 @@ class SmtpTransport:
     def _open(self) -> smtplib.SMTP:
         context = ssl.create_default_context(cafile=self.ca_file)
         if self.security == "tls":
-            session: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=self.timeout_s, context=context)
+            session: smtplib.SMTP = smtplib.SMTP_SSL(timeout=self.timeout_s, context=context)
         else:
-            session = smtplib.SMTP(self.host, self.port, timeout=self.timeout_s)
+            session = smtplib.SMTP(timeout=self.timeout_s)
+        # Not by the constructor: before it returns there is no session that could be cut off.
+        session._host = self.host  # type: ignore[attr-defined]  # noqa: SLF001 - for the name in its certificate
         try:
-            if self.security == "starttls":
-                session.starttls(context=context)
-            if self.user:
-                session.login(self.user, self.password())
-            session.ehlo_or_helo_if_needed()
+            with _within(self.session_s, session):
+                _require_greeting(session.connect(self.host, self.port))
+                if self.security == "starttls":
+                    session.starttls(context=context)
+                if self.user:
+                    session.login(self.user, self.password())
+                session.ehlo_or_helo_if_needed()
         # Also on cancellation: the caller has no session yet that it could close.
         except BaseException:
             session.close()
             raise
         return session
+
+
+def _require_greeting(reply: tuple[int, bytes]) -> None:
+    code, answer = reply
+    if code != 220:
+        raise smtplib.SMTPConnectError(code, answer)
+
+
+@contextmanager
+def _within(seconds: float, session: smtplib.SMTP) -> Iterator[None]:
+    """Cut a session off that takes longer: smtplib waits anew for each byte, and a server may send one now and then."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        is_waiting = not is_over.wait(seconds)
+        while is_waiting:
+            with suppress(OSError):
+                if session.sock is not None:
+                    socket.socket.shutdown(session.sock, socket.SHUT_RDWR)
+            is_waiting = not is_over.wait(1)
+
+    watcher = threading.Thread(target=watch, name="mail-deadline", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _expect(reply: tuple[int, bytes], *wanted: int, is_about_us: bool = False) -> None:

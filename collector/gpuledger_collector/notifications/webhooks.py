@@ -15,8 +15,6 @@ import hashlib
 import hmac
 import http.client
 import json
-import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,8 +25,11 @@ from gpuledger_collector.notifications.addresses import is_public
 from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted, OnStep, no_step
 from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_common.escapes import escape_lines, escape_text
+from gpuledger_common.http_exchange import BoundedConnection, resolve
 
 MAX_ANSWER = 64 * 1024
+TIMEOUT_S = 20.0
+"""To resolve and connect, each, and for the exchange as a whole."""
 MAX_SLACK_TEXT = 3000
 BLOCK_BYTES = 70
 """Of a line's block around its text."""
@@ -42,7 +43,7 @@ class WebhookTransport:
 
     channel: str
     addresses: Mapping[str, str]
-    timeout_s: float = 20.0
+    timeout_s: float = TIMEOUT_S
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Keys that sign messages, by name."""
     private: frozenset[str] = frozenset()
@@ -62,19 +63,19 @@ class WebhookTransport:
         if address is None:
             raise NotAccepted(f"no hook {name!r} is configured (hooks_file)", permanent=True)
         parts = urlsplit(address)
-        connection = _connection(parts.scheme, parts.hostname or "", parts.port, self.timeout_s)
+        is_private = name in self.private or parts.scheme == "http"
         try:
-            try:
-                # Resolved here and connected to exactly that address: a name that is resolved again at the connection
-                # may point into the private network by then (DNS rebinding).
-                connection.pinned = resolved(
-                    parts.hostname or "", connection.port, private=name in self.private or parts.scheme == "http"
-                )
-                connection.connect()
-            except PrivateAddress as error:
-                raise NotAccepted(f"hook {name}: {error}", permanent=True) from error
-            except OSError as error:
-                raise NotAccepted(f"hook {name}: {error}", unreachable=True) from error
+            # Resolved here and connected to exactly that address: a name that is resolved again at the connection
+            # may point into the private network by then (DNS rebinding).
+            pinned = resolved(address, self.timeout_s, private=is_private)
+            connection = BoundedConnection(address, timeout_s=self.timeout_s, max_bytes=MAX_ANSWER, pinned=pinned)
+            connection.open()
+        except PrivateAddress as error:
+            raise NotAccepted(f"hook {name}: {error}", permanent=True) from error
+        except OSError as error:
+            sentence = str(error) or f"no connection within {self.timeout_s:g} s"
+            raise NotAccepted(f"hook {name}: {sentence}", unreachable=True) from error
+        try:
             on_step("connected")
             # Before the first byte of the request: once a body is on its way, nobody knows whether it was accepted.
             hand_over()
@@ -82,11 +83,10 @@ class WebhookTransport:
             try:
                 body = self._body(message)
                 query = f"?{parts.query}" if parts.query else ""
-                connection.request("POST", parts.path + query, body, self._headers(name, message, body))
-                answer = connection.getresponse()
-                # Bounded: only the status matters, and the other side is not trusted with our memory.
-                answer.read(MAX_ANSWER)
-                status, wait = answer.status, answer.headers.get("Retry-After", "")
+                # Only the status matters, and the other side is trusted with neither our memory nor our time: whoever
+                # answers a byte now and then would keep every other message waiting.
+                answer = connection.exchange_head("POST", parts.path + query, body, self._headers(name, message, body))
+                status, wait = answer.status, answer.headers.get("retry-after", "")
             except (OSError, http.client.HTTPException) as error:
                 raise DeliveryUnknown(f"hook {name} gave no answer ({error})") from error
             on_step("taken")
@@ -187,32 +187,11 @@ class PrivateAddress(Exception):
     """A hook's name resolves to an address outside of the public network."""
 
 
-def resolved(host: str, port: int, *, private: bool) -> tuple[str, int]:
-    """Resolve a name once. Raises OSError, and PrivateAddress when none of its addresses may be used."""
-    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        if private or is_public(str(address[0])):
-            return str(address[0]), int(address[1])
+def resolved(address: str, timeout_s: float, *, private: bool) -> tuple[str, int]:
+    """Resolve the name of an address once. Raises OSError, and PrivateAddress when no result may be used."""
+    parts = urlsplit(address)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    for *_, place in resolve(host, port, timeout_s):
+        if private or is_public(str(place[0])):
+            return str(place[0]), int(place[1])
     raise PrivateAddress(f"{host} is an address of a private network; private = true in the hooks_file allows it")
-
-
-class _Plain(http.client.HTTPConnection):
-    """Connects to the address that was resolved and checked, whatever the name resolves to a moment later."""
-
-    pinned: tuple[str, int] | None = None
-
-    def connect(self) -> None:
-        self.sock = socket.create_connection(self.pinned or (self.host, self.port), self.timeout)
-
-
-class _Tls(http.client.HTTPSConnection):
-    """The same with TLS; the certificate must be valid for the name."""
-
-    pinned: tuple[str, int] | None = None
-
-    def connect(self) -> None:
-        plain = socket.create_connection(self.pinned or (self.host, self.port), self.timeout)
-        self.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=self.host)
-
-
-def _connection(scheme: str, host: str, port: int | None, timeout_s: float) -> _Plain | _Tls:
-    return _Tls(host, port, timeout=timeout_s) if scheme == "https" else _Plain(host, port, timeout=timeout_s)

@@ -18,13 +18,13 @@ import pytest
 from fakes.apiserver import TOKEN, certificates
 from fakes.mail import message
 from gpuledger_collector.config.hooks import read_hooks
-from gpuledger_collector.notifications import webhooks as hooks
 from gpuledger_collector.notifications.addresses import is_public
 from gpuledger_collector.notifications.reclaim import KubernetesBackend, NotReclaimed
 from gpuledger_collector.notifications.transport import NotAccepted
 from gpuledger_collector.notifications.webhooks import WebhookTransport, adaptive_card
 from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_common import http_exchange
 from gpuledger_common.settings import SettingsError
 
 POD = {"namespace": "vision", "pod": "notebook-0", "uid": "uid-1", "user": "ada"}
@@ -184,8 +184,8 @@ def test_a_server_that_we_cannot_trust_or_that_refuses_us_gets_nothing(api) -> N
 def test_no_hook_reaches_a_private_address(address, monkeypatch) -> None:
     """Whatever a name stands for: nothing is connected to, and nothing is tried again."""
     assert not is_public(address)
-    monkeypatch.setattr(hooks.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (address, 443))])
-    monkeypatch.setattr(hooks.socket, "create_connection", lambda *_a, **_k: pytest.fail("connected"))
+    monkeypatch.setattr(http_exchange.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (address, 443))])
+    monkeypatch.setattr(http_exchange._Socket, "connect", lambda *_a: pytest.fail("connected"))
     with pytest.raises(NotAccepted, match="private network") as caught:
         WebhookTransport("webhook", {"ops": "https://hooks.example.com/x"}).deliver(
             message(recipient="webhook:ops"), lambda: None
@@ -197,13 +197,13 @@ def test_a_name_is_resolved_once(monkeypatch) -> None:
     """What it stands for a moment later (rebinding) is not asked for: the judged address is connected to."""
     answers = iter(["8.8.8.8", "10.0.0.1"])
     connected = []
-    monkeypatch.setattr(hooks.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (next(answers), 443))])
+    monkeypatch.setattr(http_exchange.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (next(answers), 443))])
 
-    def connect(place, _timeout):
+    def connect(_socket, place):
         connected.append(place)
         raise OSError("unplugged")
 
-    monkeypatch.setattr(hooks.socket, "create_connection", connect)
+    monkeypatch.setattr(http_exchange._Socket, "connect", connect)
     with pytest.raises(NotAccepted, match="unplugged"):
         WebhookTransport("webhook", {"ops": "https://hooks.example.com/x"}).deliver(
             message(recipient="webhook:ops"), lambda: None

@@ -18,6 +18,7 @@ import msgspec
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.http_exchange import AnswerTooLarge, BoundedConnection
 
 MAX_ANSWER = 8 * 1024 * 1024
 """Bytes of one answer; decoded it takes about six times as much."""
@@ -118,30 +119,32 @@ class PrometheusApi:
         """Status and bounded body of an answer."""
         connection, prefix = self._connection()
         try:
-            connection.request("POST", prefix + path, body, self._headers())
-            response = connection.getresponse()
-            content = response.read(MAX_ANSWER + 1)
+            answer = connection.exchange("POST", prefix + path, body, self._headers())
+        except AnswerTooLarge as error:
+            raise TooLarge(f"{self.name} answers more than {MAX_ANSWER // 1024 // 1024} MiB") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NoAnswer(f"{self.name} gives no answer: {_reason(error)}") from error
         finally:
             connection.close()
-        if len(content) > MAX_ANSWER:
-            raise TooLarge(f"{self.name} answers more than {MAX_ANSWER // 1024 // 1024} MiB")
-        return response.status, content
+        return answer.status, answer.body
 
-    def _connection(self) -> tuple[http.client.HTTPConnection, str]:
+    def _connection(self) -> tuple[BoundedConnection, str]:
         """A connection, not yet opened, and the path before `/api`. Raises BadAddress."""
         try:
             parts = urlsplit(self.address)
-            host, port = parts.hostname or "", parts.port
+            host, _ = parts.hostname or "", parts.port  # which raises for a port that is none
         except ValueError:
-            host, port = "", None
+            host = ""
         if not host or parts.scheme not in {"http", "https"} or parts.query or parts.fragment:
             raise BadAddress(f"{self.name} is no address of a Prometheus; write http://prometheus:9090")
-        prefix = parts.path.rstrip("/")
-        if parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=self.context), prefix
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S), prefix
+        context = self.context
+        connection = BoundedConnection(
+            parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
+            timeout_s=TIMEOUT_S,
+            max_bytes=MAX_ANSWER,
+            tls=ssl.create_default_context if context is None else lambda: context,
+        )
+        return connection, parts.path.rstrip("/")
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/x-www-form-urlencoded", "User-Agent": "gpuledger"}
