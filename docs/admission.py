@@ -11,7 +11,8 @@ from gpuledger_common.admission import BOUNDS, Admission
 Table = Callable[[list[str], list[list[str]]], str]
 SECTIONS = {
     "Routes of the collector": ("gpuledger_collector.api.admission", "gpuledger_collector.mcp.admission"),
-    "Files, answers of other services and database roles": ("gpuledger_collector.config.admission",),
+    "Files and database roles": ("gpuledger_collector.config.admission",),
+    "Answers that the collector asks for": ("gpuledger_collector.services.admission",),
     "Pages that the agent fetches": ("gpuledger_agent.admission",),
 }
 """Titles, and the modules with the rows of each in `ADMISSIONS`."""

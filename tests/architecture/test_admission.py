@@ -4,17 +4,21 @@ import ast
 import dataclasses
 import re
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 from typer.main import get_command
 
 from gpuledger_agent import admission as fetched
 from gpuledger_collector.cli import build
 from gpuledger_collector.config import admission as admitted
+from gpuledger_collector.services import admission as asked
 from gpuledger_collector.settings import Settings
 from gpuledger_common.admission import BOUNDS, NONE, Admission
 
 ROOT = Path(__file__).parents[2]
+ROWS = (*fetched.ADMISSIONS, *admitted.ADMISSIONS, *asked.ADMISSIONS)
 WRITTEN = {
     *("chargeback output", "close output", "db backup file", "demo output", "disputes show evidence"),
     *("examples folder", "export config output", "export erp output", "export samples output"),
@@ -23,11 +27,30 @@ WRITTEN = {
 """Parameters that name what a command writes."""
 FOLDERS = {"data_dir", "mail_dir"}
 """Settings that name folders of the collector's own."""
-NETWORK = re.compile(r"\b(urlopen|build_opener|HTTPS?Connection|create_connection|SOCK_STREAM)\b")
-FETCHES = {"BoundedConnection", "get_page", "call"}
+NETWORK = re.compile(
+    r"\b(urlopen|build_opener|HTTPS?Connection|create_connection|open_(unix_)?connection|smtplib\.SMTP(_SSL)?"
+    r"|socket\.socket|SOCK_STREAM|BoundedConnection|get_page)\b"
+)
+CREATES_ROLE = re.compile(r"\bCREATE\s+(ROLE|USER)\b", re.IGNORECASE)
+GRANTS = re.compile(r"\bGRANT\s+\S", re.IGNORECASE)
 ROOMS = {"gpuledger_common.http_exchange", "gpuledger_agent.owners.grpc_unix"}
 """Where sockets are opened; everything else asks these."""
-LISTENS = {"gpuledger_agent.exposition"}
+LISTENS = {
+    "gpuledger_agent.exposition",
+    "gpuledger_common.systemd",
+    "gpuledger_collector.listening",
+    "gpuledger_collector.storage.server.embedded",
+    "gpuledger_collector.supervisor",
+    "gpuledger_collector.worker_group",
+    "gpuledger_collector.serving",
+}
+"""Sockets on which the product listens, or speaks with its own processes and systemd."""
+OWN_ADDRESS = {"gpuledger_collector.cli.demo_stage"}
+"""Asks the collector that it has started itself."""
+THROUGH_A_ROOM = {"gpuledger_agent.owners.podresources", "gpuledger_agent.owners.containerd"}
+"""Modules that ask over a socket that `grpc_unix` opens."""
+GRANT_TO_ROLES_OF_OTHERS = {"dashboard_row_security", "schema_rights"}
+"""Modules that grant to roles whose rows stand in `readers` and `embedded_roles`."""
 
 
 def commands(path, command):
@@ -37,71 +60,136 @@ def commands(path, command):
         yield from commands(f"{path} {name}".strip(), below)
 
 
-def file_parameters():
+def file_parameters(command):
     """Parameters of commands that name a file, a folder or a page, but for `--config`."""
-    for name, command in commands("", get_command(build())):
-        for parameter in command.params:
+    for name, below in commands("", command):
+        for parameter in below.params:
             annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
             is_path = annotation is Path or re.search(r"\b(FILE|DIR|PAGE)\b", str(parameter.metavar or ""))
             if is_path and "--config" not in parameter.opts:
-                yield f"{name} {parameter.name}"
+                yield f"{name} {parameter.name}".strip()
 
 
 def test_every_file_of_a_command_has_a_row():
     """One that is added without a row fails here, and so does a row of a parameter that is gone."""
-    found = set(file_parameters())
+    found = set(file_parameters(get_command(build())))
     assert len(found) > 30
     assert found - WRITTEN == set(admitted.FILES)
     assert found >= WRITTEN
 
 
-def test_every_file_of_the_settings_has_a_row():
-    """Settings of paths, but for folders of the collector's own."""
-    paths = {
-        field.name
-        for field in dataclasses.fields(Settings)
-        if "Path" in str(field.type) or field.metadata["help"].startswith("files ")
+def test_the_walk_sees_a_file_of_a_new_command():
+    """Of any depth, as an argument and as an option."""
+    app, group = typer.Typer(), typer.Typer()
+
+    @group.command("read")
+    def read(source: Path, also: Annotated[Path | None, typer.Option("--also")] = None) -> None:
+        """Read two files."""
+
+    app.add_typer(group, name="added")
+    assert set(file_parameters(get_command(app))) - WRITTEN - set(admitted.FILES) == {
+        "added read source",
+        "added read also",
     }
-    assert paths - FOLDERS == set(admitted.SETTINGS)
+
+
+def file_settings(settings):
+    """Settings of paths, but for folders of the collector's own."""
+    return {
+        field.name
+        for field in dataclasses.fields(settings)
+        if "Path" in str(field.type) or field.metadata.get("help", "").startswith("files ")
+    } - FOLDERS
+
+
+def test_every_file_of_the_settings_has_a_row():
+    """One that is added without a row fails here, and so does a row of a setting that is gone."""
+    assert file_settings(Settings) == set(admitted.SETTINGS)
+
+
+def test_the_walk_sees_a_new_setting():
+    """Of one path or of several."""
+    added = dataclasses.make_dataclass(
+        "Added",
+        [
+            ("new_file", "Path | None", None),
+            ("new_files", str, dataclasses.field(default="", metadata={"help": "files with more of it"})),
+        ],
+        bases=(Settings,),
+        frozen=True,
+    )
+    assert file_settings(added) - set(admitted.SETTINGS) == {"new_file", "new_files"}
 
 
 def modules(*folders):
-    """Names and trees of the modules below these folders."""
+    """Names, texts of strings and sources of the modules below these folders."""
     for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT / folder).with_suffix("").parts).removesuffix(".__init__")
-            yield name, ast.parse(path.read_text()), path.read_text()
+        for path in sorted(folder.rglob("*.py")):
+            name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+            text = path.read_text()
+            constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+            yield name, "\n".join(value for value in constants if isinstance(value, str)), text
 
 
-def imported(tree):
-    """What a module takes from the rooms where sockets are opened."""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in ROOMS)
-    return {alias.name for node in nodes for alias in node.names}
+def connecting(*folders):
+    """Modules that open a connection, or ask another one to."""
+    return {name for name, _, text in modules(*folders) if NETWORK.search(text)}
 
 
-def test_every_fetch_of_the_agent_has_a_row():
-    """Whatever opens a connection does so in one of two rooms, and whoever asks them has a row."""
-    opens, asks = set(), set()
-    for name, tree, text in modules("agent", "common"):
-        if NETWORK.search(text):
-            opens.add(name)
-        if imported(tree) & FETCHES:
-            asks.add(name)
-    assert opens - LISTENS == ROOMS
-    assert asks == set(fetched.FETCHED)
+def test_every_answer_that_is_asked_for_has_a_row():
+    """Whatever opens a connection or asks for a page, in agent and collector; sockets have two rooms."""
+    asking = connecting(ROOT / "agent", ROOT / "common") - LISTENS
+    assert asking - ROOMS == set(fetched.FETCHED) - set(THROUGH_A_ROOM)
+    assert {name for name, _, text in modules(ROOT / "agent") if "grpc_unix import" in text} >= set(THROUGH_A_ROOM)
+    assert connecting(ROOT / "collector") - LISTENS - OWN_ADDRESS == set(asked.ASKED)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import urllib.request\nurllib.request.urlopen('http://x')",
+        "from gpuledger_common.http_exchange import get_page",
+        "from gpuledger_common import http_exchange\nhttp_exchange.BoundedConnection('http://x')",
+        "import socket\nsocket.create_connection(('x', 1))",
+        "import socket\nsocket.socket().connect(('x', 1))",
+        "import asyncio\nasyncio.open_connection('x', 1)",
+        "from http.client import HTTPSConnection",
+        "import smtplib\nsmtplib.SMTP('x')",
+    ],
+)
+def test_the_walk_sees_a_new_fetch(line, tmp_path):
+    """By whatever it connects."""
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added" / "fetches.py").write_text(line + "\n")
+    assert connecting(tmp_path) == {"added.fetches"}
+
+
+def creating(*folders):
+    """Modules of storage that create a role, and those that grant to one."""
+    found = [(name.rpartition(".")[2], strings) for name, strings, _ in modules(*folders) if ".storage." in name]
+    return (
+        {name for name, strings in found if CREATES_ROLE.search(strings)},
+        {name for name, strings in found if GRANTS.search(strings)},
+    )
 
 
 def test_every_role_has_a_row():
-    """Modules of storage that create a role; dashboards have two kinds."""
-    creates = {
-        name.rpartition(".")[2]
-        for name, _, text in modules("collector")
-        if ".storage." in name and re.search(r'"[^"]*CREATE ROLE \{', text)
-    }
+    """Modules of storage that create a role or grant to one; dashboards have two kinds."""
+    creates, grants = creating(ROOT / "collector")
     assert creates == set(admitted.ROLES)
+    assert grants - GRANT_TO_ROLES_OF_OTHERS == set(admitted.ROLES)
 
 
-@pytest.mark.parametrize("row", [*fetched.ADMISSIONS, *admitted.ADMISSIONS], ids=lambda row: row.way_in)
+def test_the_walk_sees_a_new_role_and_a_new_grant(tmp_path):
+    """However they are written."""
+    folder = tmp_path / "gpuledger_collector" / "storage"
+    folder.mkdir(parents=True)
+    (folder / "auditors.py").write_text("STATEMENT = 'create user auditor login'\n")
+    (folder / "exporters.py").write_text("def grant(name):\n    return f'GRANT SELECT ON charge TO {name}'\n")
+    assert creating(tmp_path) == ({"auditors"}, {"exporters"})
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.way_in)
 def test_a_row_says_who_pays_and_what_bounds_it(row: Admission):
     """A way in without a size, a time or a number that bounds it is not admitted, but open."""
     assert row.way_in
@@ -113,5 +201,5 @@ def test_a_row_says_who_pays_and_what_bounds_it(row: Admission):
 
 def test_rows_are_told_apart():
     """The reference lists them by way in."""
-    names = [row.way_in for row in (*fetched.ADMISSIONS, *admitted.ADMISSIONS)]
+    names = [row.way_in for row in ROWS]
     assert len(set(names)) == len(names)

@@ -1,15 +1,21 @@
 """Every way in over HTTP has a row of what it admits, and no row is left over."""
 
+import pytest
+from fastapi import APIRouter
+
 import gpuledger_collector.api.admission as routes
 import gpuledger_collector.mcp.admission as assistants
 from gpuledger_collector import wiring
+from gpuledger_collector.api.context import ReadRoute
+from gpuledger_collector.api.page_routes import PageRoute
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import Database
 from gpuledger_common.admission import BOUNDS
 
 
-def operations(tmp_path):
-    """Method and path of every route of the application with all its options; HEAD is a GET."""
+@pytest.fixture
+def app(tmp_path):
+    """The application with all its options."""
     (tmp_path / "secret").write_text("a secret that signs the links of mails\n")
     settings = Settings(
         data_dir=tmp_path,
@@ -18,7 +24,11 @@ def operations(tmp_path):
         link_secret_file=tmp_path / "secret",
         scaling_gauge_delay_seconds=600,
     )
-    app = wiring.collector(settings, Database("postgresql://nobody@127.0.0.1:1/none")).app
+    return wiring.collector(settings, Database("postgresql://nobody@127.0.0.1:1/none")).app
+
+
+def operations(app):
+    """Method and path of every route; HEAD is a GET. What has no methods (a mount, a websocket) cannot be walked."""
     return {f"{method} {route.path}" for route in leaves(app.routes) for method in route.methods if method != "HEAD"}
 
 
@@ -31,16 +41,56 @@ def leaves(found):
             yield route
 
 
-def test_every_route_and_method_has_a_row(tmp_path):
+def answer():
+    """What a route that was just added answers."""
+
+
+def rows():
+    """The rows of routes, those of assistants among them."""
+    return (*routes.ADMISSIONS, *assistants.ADMISSIONS)
+
+
+def test_every_route_and_method_has_a_row(app):
     """One that is added without a row fails here, and so does a row of a route that is gone."""
-    rows = [row.way_in for row in (*routes.ADMISSIONS, *assistants.ADMISSIONS)]
-    assert len(rows) == len(set(rows))
-    assert set(rows) == operations(tmp_path)
+    names = [row.way_in for row in rows()]
+    assert len(names) == len(set(names))
+    assert set(names) == operations(app)
+
+
+def test_the_walk_sees_a_new_route(app):
+    """On the application, on a router, and another method on a known path; a mount is refused as a whole."""
+    before, router = operations(app), APIRouter(prefix="/v2")
+    app.add_api_route("/v2/alone", answer, methods=["PUT"])
+    app.add_api_route("/v1/nodes", answer, methods=["DELETE"])
+    router.add_api_route("/inside", answer)
+    app.include_router(router)
+    assert operations(app) - before == {"PUT /v2/alone", "DELETE /v1/nodes", "GET /v2/inside"}
+    app.mount("/v3", APIRouter())
+    with pytest.raises(AttributeError):
+        operations(app)
+
+
+def unlimited(app):
+    """Routes whose row promises the limits of readers, and that do not answer within them."""
+    promised = {row.way_in for row in routes.ADMISSIONS if row.in_progress == routes.READING}
+    return {
+        f"{method} {route.path}"
+        for route in leaves(app.routes)
+        for method in route.methods
+        if f"{method} {route.path}" in promised and not isinstance(route, ReadRoute | PageRoute)
+    }
+
+
+def test_routes_of_readers_have_their_limits(app):
+    """A row that promises what the route does not do is found, too."""
+    assert unlimited(app) == set()
+    app.add_api_route("/v1/nodes", answer)
+    assert unlimited(app) == {"GET /v1/nodes"}
 
 
 def test_every_row_has_a_payer_and_bounds():
     """Each bound is a text; a payer, a deadline and what is in progress are never without meaning."""
-    for row in (*routes.ADMISSIONS, *assistants.ADMISSIONS):
+    for row in rows():
         assert all(getattr(row, bound) for bound in BOUNDS), row.way_in
         assert "-" not in (row.payer, row.deadline), row.way_in
         assert row.in_progress != "-" or row.bytes != "-", row.way_in
