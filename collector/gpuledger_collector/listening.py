@@ -1,7 +1,8 @@
-"""Listening sockets: one for a collector that is one process, one for each of its workers else."""
+"""Sockets of the address: one for a collector that is one process, one for each of its workers else."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
@@ -20,10 +21,11 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def listen_shared(settings: Settings, count: int) -> list[socket.socket]:
-    """Open several listening sockets on one address, among which the kernel spreads connections.
+    """Bind several sockets to one address, among which the kernel spreads connections.
 
-    Whoever opens them keeps them: what connects while nobody accepts on its socket waits, and is not refused. Raises
-    EnvironmentLacks when the address is unavailable.
+    The first one listens, so that the address is taken and what connects waits and is not refused. Whoever serves
+    another one listens on it then: no connection goes to a worker that still starts. Raises EnvironmentLacks when the
+    address is unavailable.
     """
     # Sockets of two collectors may share an address as well, so that one without sharing finds out whether it is free.
     deadline = time.monotonic() + TAKEN_SECONDS
@@ -36,14 +38,34 @@ def listen_shared(settings: Settings, count: int) -> list[socket.socket]:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-    return [_bind(settings, port, shared=True) for _ in range(count)]
+    bound = [_bind(settings, port, shared=True) for _ in range(count)]
+    bound[0].listen(BACKLOG)
+    return bound
+
+
+def stop_listening(listener: socket.socket) -> None:
+    """Let the others of an address have all connections, until somebody listens on this socket again."""
+    with contextlib.suppress(OSError):  # nobody listens on it
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def _bind(settings: Settings, port: int, shared: bool = False) -> socket.socket:
     host = settings.listen_host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
+        if not shared:
+            return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        bound = socket.socket(family)
+        try:
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                bound.setsockopt(socket.SOL_SOCKET, option, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind((host, port))
+        except OSError:
+            bound.close()
+            raise
+        return bound
     except OSError as error:
         raise EnvironmentLacks(
             f"{settings.listen} cannot be listened on ({error.strerror or error}): is a collector running already? "

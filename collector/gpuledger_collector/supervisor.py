@@ -1,9 +1,9 @@
 """gpuledger serve with several workers: the parent process.
 
-It opens the sockets, starts a worker for each and keeps them running, and owns the embedded database; it accepts and
-reads nothing itself. A worker that ends unasked is started again, with a back-off when it keeps ending. Workers are
-replicas on one machine: jobs, batches and messages are each once among them because the database decides it
-(docs/decisions/0030-workers.md).
+It binds the sockets, starts a worker for each, which listens once it serves, and keeps them running. It owns the
+embedded database, and accepts and reads nothing itself. A worker that ends unasked is started again, with a back-off
+when it keeps ending; the others have its connections meanwhile. Workers are replicas on one machine: jobs, batches and
+messages are each once among them because the database decides it (docs/decisions/0030-workers.md).
 
 Signals: TERM and INT stop the workers in order. HUP lets them read the token files at once and then replaces them one
 by one, each by a new process of what is installed now: the old one stops accepting once its successor serves. Sockets
@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from gpuledger_collector import wiring
-from gpuledger_collector.listening import address_of, listen_shared
+from gpuledger_collector.listening import address_of, listen_shared, stop_listening
 from gpuledger_collector.logs import configure_logging
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.worker_group import GroupState, Place
@@ -247,6 +247,10 @@ class Supervisor:
         was_own = slot.worker is worker
         if was_own:
             slot.worker = None
+            # Otherwise the kernel would give its part of the connections to a socket on which nobody accepts for as
+            # long as a worker takes to start.
+            if any(other.serves for other in self._slots):
+                stop_listening(slot.listener)
         self._tell()
         if not was_own or self._stopping.is_set():
             return

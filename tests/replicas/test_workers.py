@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -20,9 +21,12 @@ from fakes.processes import MSGPACK
 from fakes.replicas import Replica, until
 from fakes.truth import Node, Truth, judge
 from gpuledger_collector.cli import build
+from gpuledger_collector.listening import listen_shared, stop_listening
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.errors import EnvironmentLacks
 
 pytestmark = pytest.mark.slow
 
@@ -136,6 +140,62 @@ def test_killed_in_mid_post_nothing_is_lost_or_doubled(collector, shared, tmp_pa
     settled(truth, nodes, shared)
     if who != "supervisor":
         assert len(set(before.values()) & set(collector.workers().values())) == WORKERS - 1
+
+
+def test_a_worker_that_starts_is_sent_nothing(collector, shared):
+    """While the successor of a killed worker is stopped in its start, every new connection is answered by the other."""
+    before = set(collector.workers().values())
+    children = Path(f"/proc/{collector.process.pid}/task/{collector.process.pid}/children")
+
+    def starting() -> set[int]:
+        return {int(pid) for pid in children.read_text().split()} - before
+
+    os.kill(min(before), signal.SIGKILL)
+    until(starting)
+    (successor,) = starting()
+    os.kill(successor, signal.SIGSTOP)
+    try:
+        for _ in range(40):
+            connection = http.client.HTTPConnection("127.0.0.1", collector.port, timeout=60)
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+            connection.close()
+    finally:
+        os.kill(successor, signal.SIGCONT)
+    until(collector.all_serve)
+    assert successor in collector.workers().values()
+
+
+def test_sockets_of_one_address_listen_when_their_workers_do():
+    """Only the first one before that; one that stopped listening is sent nothing, and takes its part again later."""
+    first, second = listen_shared(Settings(listen="127.0.0.1:0"), 2)
+    port = first.getsockname()[1]
+
+    def taken(*listening):
+        opened = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(60)]
+        counts = []
+        for listener in listening:
+            listener.settimeout(0)
+            with contextlib.suppress(BlockingIOError):
+                counts.append(0)
+                while True:
+                    listener.accept()[0].close()
+                    counts[-1] += 1
+        for connection in opened:
+            connection.close()
+        return counts
+
+    with first, second:
+        assert taken(first) == [60]
+        second.listen(100)
+        assert min(taken(first, second)) > 0
+        stop_listening(second)
+        stop_listening(second)
+        assert taken(first) == [60]
+        with pytest.raises(EnvironmentLacks, match="is a collector running already"):
+            listen_shared(Settings(listen=f"127.0.0.1:{port}"), 2)
+        second.listen(100)
+        assert min(taken(first, second)) > 0
 
 
 def test_a_rolling_restart_refuses_no_connection(collector, shared, tmp_path):
