@@ -100,9 +100,12 @@ def _encoding_message(path: Path, content: bytearray) -> str:
 
 
 def split_rows(
-    path: Path, text: str, problems: list[Problem], delimiter: str = ","
+    path: Path, text: str, problems: list[Problem], delimiter: str = ",", free: str | None = None
 ) -> tuple[list[str], Iterator[Record]]:
-    """Header and rows of a CSV text; a row with another number of cells than the header is a problem."""
+    """Header and rows of a CSV text; a row with another number of cells than the header is a problem.
+
+    `free`: the column that may hold the delimiter itself, for programs that do not quote.
+    """
     # Line by line: a StringIO takes four bytes for each character.
     lines = (match[0] for match in _LINE.finditer(text))
     reader = csv.reader(lines, strict=True, delimiter=delimiter)
@@ -117,7 +120,31 @@ def split_rows(
         Problem("double_column", f"{path}:1:{name}", "the header names this column twice")
         for name in sorted({name for name in header if header.count(name) > 1})
     )
+    if free is not None:
+        return header, _rows(str(path), _JoiningReader(reader, header, delimiter, free), header, problems)
     return header, _rows(str(path), reader, header, problems)
+
+
+class _JoiningReader:
+    """A csv.reader that puts the parts of one column together again."""
+
+    def __init__(self, reader: Iterator[list[str]], header: list[str], delimiter: str, free: str) -> None:
+        self._reader, self._width, self._delimiter, self._place = reader, len(header), delimiter, header.index(free)
+
+    @property
+    def line_num(self) -> int:
+        return self._reader.line_num  # type: ignore[attr-defined,no-any-return]  # csv.reader has it
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self
+
+    def __next__(self) -> list[str]:
+        cells = next(self._reader)
+        more = len(cells) - self._width
+        if more <= 0:
+            return cells
+        behind = self._place + 1 + more
+        return [*cells[: self._place], self._delimiter.join(cells[self._place : behind]), *cells[behind:]]
 
 
 def _rows(file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem]) -> Iterator[Record]:

@@ -571,6 +571,18 @@ def test_the_job_and_its_raw_id_are_one_column_of_jobs(run, written) -> None:
     assert ["(ignored)"] not in shown
 
 
+@pytest.mark.parametrize("end", ["", "|"])
+def test_the_name_of_a_job_may_hold_bars_where_it_comes_last(written, end) -> None:
+    """As `import sacct` reads it: sacct quotes nothing. In another column a bar is a bad row, as is a cell too few."""
+    header, first, second, _ = SLURM.splitlines()
+    lines = [f"{header}|JobName{end}", f"{first}|a|b{end}", f"{second}|train{end}"]
+    parsed = read(written("jobs.txt", "\n".join(lines)), zone="UTC")
+    assert (parsed.problems, [row.job_name for row in parsed.rows]) == ([], ["a|b", "train"])
+    for other in ([f"JobName|{header}", f"a|b|{first}"], [lines[0], second + end]):
+        (problem,) = read(written("jobs.txt", "\n".join(other)), zone="UTC").problems
+        assert problem.code == "bad_row"
+
+
 def test_an_english_spreadsheet_with_tabs(written) -> None:
     """Its usual names, months first and a clock of twelve hours."""
     header = "Job Number\tDepartment\t# GPUs\tStart Date/Time\tEnd Date/Time\n"

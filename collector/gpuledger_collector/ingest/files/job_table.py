@@ -105,11 +105,17 @@ class JobTable:
 
     def lines(self, problems: list[Problem]) -> Iterator[Record]:
         """The rows as written and repeated headers, without blank ones; adds what is no row."""
-        _, rows = split_rows(self.path, self.text, problems, self.delimiter)
+        _, rows = split_rows(self.path, self.text, problems, self.delimiter, self._free)
         shift = self.first_line
         for row in rows:
             if any(map(str.strip, row.cells.values())):
                 yield replace(row, line=row.line + shift) if shift else row
+
+    @property
+    def _free(self) -> str | None:
+        """The last column, where it holds names of jobs between bars: sacct quotes nothing."""
+        last = next((name for name in reversed(self.header) if name), None)
+        return last if self.delimiter == "|" and last is not None and self.columns.get(last) == "job_name" else None
 
     def is_header(self, row: Record) -> bool:
         """Whether a row repeats the header; files that are put together may hold byte order marks."""
