@@ -114,6 +114,10 @@ def apart(name: str) -> str:
     return f"CASE WHEN {OWN} THEN {name} ELSE 'correction of ' || l.correction_of END"
 
 
+GONE = "'retired', 'uninstalled'"
+"""States of nodes that went on purpose; nobody expects a sign of life of them."""
+UNWATCHED = f"{GONE}, 'inventory'"
+"""And of those that the inventory names and no agent has reported."""
 FRESH = "l.at_ms > extract(epoch FROM now()) * 1000 - 900000"
 """What a node said in the last 15 minutes is taken for now."""
 ACTIVITY_NOW = "coalesce(l.gpu_sm_active_ratio, l.gpu_graphics_engine_active_ratio, l.gpu_utilization_ratio)"

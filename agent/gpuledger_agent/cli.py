@@ -65,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     release = add(release_command, text, " --for 10m")
     release.add_argument("--for", dest="duration", default="10m", metavar="DURATION", help="how long (default: 10m)")
     add(resume_command, "Resume sampling before the time of a release is over.", "")
+    text = "Let the agent say, when it stops next, that it is being uninstalled: nobody calls its node silent then."
+    add(goodbye_command, text, "")
     text = "Read which workloads wait for GPUs in a scheduler's queue, and send them to the collector."
     add_queue_options(add(queue_command, text, " --slurm --every 60"))
     text = "Send the past of a simulated fleet through the real meter, spool and push."
@@ -206,6 +208,15 @@ def resume_command(given: argparse.Namespace) -> int:
 
     was_released = release.clear(settings_of(given).agent_folder)
     print("sampling resumes with the next round" if was_released else "nothing was released")
+    return SUCCESS
+
+
+def goodbye_command(given: argparse.Namespace) -> int:
+    """`goodbye`."""
+    from gpuledger_agent import goodbye
+
+    goodbye.write(settings_of(given).agent_folder)
+    print("the agent says goodbye when it stops; its GPUs stay capacity until `gpuledger nodes retire NODE`")
     return SUCCESS
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from gpuledger_agent import release
+from gpuledger_agent import goodbye, release
 from gpuledger_agent.clock import Clock, wall_ms
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import TIMEOUT_S, Http, Pusher
@@ -116,6 +116,7 @@ class Daemon:
         """Run until a signal; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        self._is_uninstalled()  # of an uninstallation that never stopped an agent: this one is installed
         # Sampling stays in the main thread: Python delivers signals there, and the handler's queue wakes it.
         pushing = threading.Thread(target=self._push, name="push", daemon=True)
         pushing.start()
@@ -220,6 +221,14 @@ class Daemon:
                 release.write(folder, dataclasses.replace(note, confirmed=True))
         return True
 
+    def _is_uninstalled(self) -> bool:
+        """Whether `gpuledger-agent goodbye` was run; asking removes its note."""
+        try:
+            return goodbye.clear(self.settings.spool_folder)
+        except OSError as error:  # a note that stays would be said again, at every stop
+            log.warning("the note of an uninstallation cannot be removed: %s", error.strerror)
+            return False
+
     def _close_source(self) -> None:
         self._open = False
         try:
@@ -308,6 +317,7 @@ class Daemon:
         deadline = time.monotonic() + LAST_SEND_S
         self.stop.set()
         self.wake_push.set()
+        self.sampler.uninstalled = self._is_uninstalled()
         self._flush()  # before the source is closed, which may hang in the driver
         # A request in flight usually ends soon; the last send would begin with the same batch and send it twice.
         pushing.join(HANDOVER_S)

@@ -1,16 +1,17 @@
 """Release the GPUs for a while: any NVML client blocks a GPU reset, a MIG change and unloading the driver.
 
 `gpuledger-agent release --for 10m` writes a note into the agent's state folder; the daemon closes every handle,
-confirms it in the note, and resumes by itself when the time is over or `gpuledger-agent resume` removes the note. A
-file needs no socket, survives a restart of the agent, and may be written by whoever may write the folder.
+confirms it in the note, and resumes by itself when the time is over or `gpuledger-agent resume` removes the note.
+Whoever may write the folder may write it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from gpuledger_agent.notes import clear_note, write_note
 
 NAME = "released.json"
 MAX_RELEASE_MS = 24 * 3_600_000
@@ -36,21 +37,9 @@ def read(folder: Path, now_ms: int) -> Release | None:
 
 def write(folder: Path, release: Release) -> None:
     """Write the note atomically. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".{NAME}.{os.getpid()}"
-    fresh.unlink(missing_ok=True)
-    # Root writes into a folder of another user, so never through a link that this user made (O_EXCL).
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, 0o644)  # an administrator's umask must not hide the note from the agent's user
-        file.write(json.dumps(asdict(release)))
-    fresh.replace(folder / NAME)
+    write_note(folder, NAME, json.dumps(asdict(release)))
 
 
 def clear(folder: Path) -> bool:
     """Remove the note; whether there was one."""
-    try:
-        (folder / NAME).unlink()
-    except FileNotFoundError:
-        return False
-    return True
+    return clear_note(folder, NAME)

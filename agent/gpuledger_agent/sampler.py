@@ -69,6 +69,8 @@ class Sampler:
     detail: str = "not opened yet"
     driver: str | None = None
     boot_id: str = ""
+    uninstalled: bool = False
+    """Whether the next heartbeat is the last one of an agent that is being uninstalled."""
     latest: Latest = field(default_factory=Latest)
     counters: MonotonicCounters = field(default_factory=MonotonicCounters)
     ticks: int = 0
@@ -199,8 +201,8 @@ class Sampler:
 
     def _heartbeat(self, spool: Spool) -> wire.Heartbeat:
         counts = asdict(spool.counts())
-        source = self.source.name
-        return wire.Heartbeat(__version__, source, self.status, self.detail, self.driver, self.boot_id, **counts)
+        said = self.status, self.detail, self.driver, self.boot_id
+        return wire.Heartbeat(__version__, self.source.name, *said, **counts, uninstalled=self.uninstalled)
 
     def _columns(self, maker: BatchMaker, rows: Rows) -> wire.Samples:
         """The readings as columns; a reading that fits into no column must not block the usage intervals forever."""

@@ -106,7 +106,11 @@ class Count(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The agent's sign of life, also on a node without a GPU, with the batch counts of its spool."""
+    """The agent's sign of life, also on a node without a GPU, with the batch counts of its spool.
+
+    `uninstalled` marks the last one of an agent that is being uninstalled: nobody need wait for the next. Receivers
+    that do not know it ignore it.
+    """
 
     agent_version: str
     source: str
@@ -119,6 +123,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     pending: int = 0
     dropped: int = 0
     dead: int = 0
+    uninstalled: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboards.boards.runbooks import address
-from dashboards.sql import whole
+from dashboards.sql import UNWATCHED, whole
 from gpuledger_collector.services.node_health import SILENT_MS
 
 LEDGER = "gpuledger-postgres"
@@ -62,7 +62,7 @@ RULES = (
         "GpuLedgerNodeSilent",
         f"Node {{{{ .Labels.node }}}} has been silent for {SILENT_MS // 60_000} minutes: its time becomes unobserved",
         f"SELECT now() AS \"time\", name AS node, (last_seen_at < now() - interval '{SILENT_MS // 60_000} minutes')"
-        "::int::float8 AS value FROM node WHERE status NOT IN ('retired', 'inventory') ORDER BY 2",
+        f"::int::float8 AS value FROM node WHERE status NOT IN ({UNWATCHED}) ORDER BY 2",
         0,
         "0s",
         "warning",

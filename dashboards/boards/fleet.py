@@ -30,6 +30,7 @@ from dashboards.sql import (
     NOW_IDLE,
     STEPS,
     TO_MS,
+    UNWATCHED,
     between,
     datasource,
     errors,
@@ -76,8 +77,8 @@ SLOWED = (
     "gpu_throttle_hw_power_brake_seconds_total",
 )
 SILENT_S = SILENT_MS // 1000
-LIVE = "a.status <> 'retired'"
-"""Nodes that nobody took out of the fleet, or that report again."""
+WATCHED = f"a.status NOT IN ({UNWATCHED})"
+"""Nodes of which a sign of life is expected: none that went on purpose, until it reports again."""
 HOUR_MS = 3_600_000
 MOST_STEPS = 96
 """Of a heat map beyond two days: as many as a day has quarters."""
@@ -217,8 +218,9 @@ BOARD = Board(
                 ),
                 stat(
                     "Silent nodes",
-                    f"Nodes without a sign of life for {SILENT_S // 60} minutes; retired ones are left out.",
-                    f"SELECT count(*) AS nodes FROM node a WHERE {LIVE} "
+                    f"Nodes without a sign of life for {SILENT_S // 60} minutes; those that were retired, or whose "
+                    "agent was uninstalled, are left out.",
+                    f"SELECT count(*) AS nodes FROM node a WHERE {WATCHED} "
                     f"AND a.last_seen_at < now() - interval '{SILENT_S} seconds' AND {picked('a.name', 'node')}",
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
@@ -337,13 +339,17 @@ BOARD = Board(
                 ),
                 table(
                     "Nodes",
-                    "Every node with its agent, the longest silent first and retired ones last.",
+                    "Every node with its agent, the longest silent first; those that went on purpose (retired, "
+                    "uninstalled) come last. back again: retired, and it reports since.",
                     f"""
-                  SELECT a.name AS node, extract(epoch FROM now() - a.last_seen_at) AS "silent for", a.status,
+                  SELECT a.name AS node,
+                      CASE WHEN {WATCHED} THEN extract(epoch FROM now() - a.last_seen_at) END AS "silent for",
+                      CASE WHEN a.status = 'ok' AND EXISTS (SELECT FROM node_retirement r WHERE r.node = a.name
+                          AND r.superseded_at IS NULL) THEN 'back again' ELSE a.status END AS status,
                       a.status_detail AS detail, a.last_seen_at AS "last seen", a.agent_version AS agent, a.driver,
                       a.source
                   FROM node a WHERE {picked("a.name", "node")}
-                  ORDER BY {LIVE} DESC, a.last_seen_at, 1 LIMIT 2000
+                  ORDER BY {WATCHED} DESC, a.last_seen_at, 1 LIMIT 2000
                   """,
                     "string",
                     width=10,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dashboards.grafana import COUNT, EXACT, GREEN, ORANGE, RATIO, VERMILION, Board, column, link, series, stat, table
-from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, datasource, date, drawn, leading, node, picked
+from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, UNWATCHED, datasource, date, drawn, leading, node, picked
 
 NODES = picked("n.name", "node")
-LIVE = f"n.status <> 'retired' AND {NODES}"
-"""Chosen nodes that nobody took out of the fleet, or that report again."""
+WATCHED = f"n.status NOT IN ({UNWATCHED}) AND {NODES}"
+"""Chosen nodes of which a sign of life is expected: none that went on purpose, until it reports again."""
 BEAT = "coalesce((n.heartbeat ->> '{}')::bigint, 0)"
 PRODUCED, ACKED, PENDING, DROPPED, DEAD = (
     BEAT.format(name) for name in ("produced", "acked", "pending", "dropped", "dead")
@@ -30,9 +30,10 @@ BOARD = Board(
             (
                 stat(
                     "Nodes heard of",
-                    "Nodes whose agent gave a sign of life in the last 5 minutes, over all that are not retired.",
+                    "Nodes whose agent gave a sign of life in the last 5 minutes, over all that are neither "
+                    "retired nor uninstalled.",
                     "SELECT count(*) FILTER (WHERE n.last_seen_at >= now() - interval '5 minutes')::float8 "
-                    f"/ nullif(count(*), 0) AS part FROM node n WHERE {LIVE}",
+                    f"/ nullif(count(*), 0) AS part FROM node n WHERE {WATCHED}",
                     RATIO,
                     width=3,
                     limits=(0, 1),
@@ -41,7 +42,7 @@ BOARD = Board(
                 stat(
                     "Longest silence",
                     "Since the last sign of life of the most silent node.",
-                    f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {LIVE}",
+                    f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {WATCHED}",
                     "s",
                     width=3,
                     decimals=0,

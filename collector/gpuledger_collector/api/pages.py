@@ -39,6 +39,7 @@ from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.chargeback import direct_costs_by_team, notices, read_chargeback
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
+from gpuledger_collector.services.nodes import INVENTORY, UNINSTALLED
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import declarations, periods
@@ -380,7 +381,7 @@ def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
 
 
 def _node_facts(node: overview.Node, now_ms: int) -> dict[str, Any]:
-    silent = is_silent(node.seen_ms, now_ms)
+    silent = node.status not in {INVENTORY, UNINSTALLED} and is_silent(node.seen_ms, now_ms)
     return {
         "name": node.name,
         "seen": f"{lasting(now_ms - node.seen_ms)} ago",

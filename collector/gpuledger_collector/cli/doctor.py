@@ -236,6 +236,12 @@ def agents(seen: LedgerHealth) -> Iterator[Finding]:
             f"retired, and back again: {', '.join(seen.back_again)}: its GPUs are capacity from then on",
             "stop its agent, and gpuledger nodes retire NODE again; or gpuledger nodes retire NODE --keep",
         )
+    if seen.uninstalled:
+        yield note(
+            "agents",
+            f"uninstalled: {', '.join(seen.uninstalled)}: its GPUs stay capacity, which nobody observes",
+            "gpuledger nodes retire NODE, or an out_at in the inventory; or install its agent again",
+        )
     for name, detail in seen.troubled:
         yield bad("agents", f"{name}: {detail or 'not well'}", "on the node: gpuledger-agent check")
     if not seen.silent and not seen.troubled:

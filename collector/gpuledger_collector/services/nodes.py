@@ -8,12 +8,15 @@ from difflib import get_close_matches
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.services.node_health import is_silent
 from gpuledger_collector.storage.ledger import retirements
-from gpuledger_collector.storage.ledger.retirements import RETIRED, NodeRow
+from gpuledger_collector.storage.ledger.retirements import RETIRED, UNINSTALLED, NodeRow
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 
 INVENTORY = "inventory"
 """Status of a node that the inventory names and no agent has reported."""
+
+
+__all__ = ["INVENTORY", "UNINSTALLED", "NodeRefused", "keep", "list_nodes", "retire", "state_of"]
 
 
 class NodeRefused(ValueError):
@@ -26,8 +29,8 @@ def list_nodes(connection: Connection) -> list[NodeRow]:
 
 
 def state_of(node: NodeRow, now_ms: int) -> str:
-    """How a node is: its status, `silent`, or `back again` after a retirement."""
-    if node.status in {RETIRED, INVENTORY}:
+    """How a node is: its status (uninstalled: its agent said goodbye), `silent`, or `back again` after a retirement."""
+    if node.status in {RETIRED, UNINSTALLED, INVENTORY}:
         return node.status
     if is_silent(node.seen_ms, now_ms):
         return "silent"

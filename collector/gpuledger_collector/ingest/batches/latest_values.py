@@ -24,6 +24,7 @@ from gpuledger_collector.ingest.batches.columns import Array, BinaryArray, blank
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows
 from gpuledger_collector.ingest.batches.usage_intervals import STATES, LatestStates
 from gpuledger_collector.ingest.batches.validate import storable
+from gpuledger_collector.storage.ledger.retirements import UNINSTALLED
 from gpuledger_common.wire import Heartbeat
 
 MAX_DELAY_SECONDS = 5.0
@@ -75,6 +76,8 @@ class NodeHeartbeat:
     def content(self) -> dict[str, Any]:
         """The JSON object that is stored."""
         content: dict[str, Any] = {} if self.heartbeat is None else storable(msgspec.to_builtins(self.heartbeat))
+        if self.heartbeat is not None and self.heartbeat.uninstalled:
+            content["status"] = UNINSTALLED
         if self.clock_skew_ms is not None:
             content["clock_skew_ms"] = self.clock_skew_ms
         return {**content, "epoch": self.epoch, "seq": self.seq}
@@ -293,7 +296,8 @@ def mark_nodes_seen(connection: Connection, nodes: Mapping[int, dt.datetime]) ->
     """Record when scraped nodes were seen; what their own agents report is not overwritten."""
     connection.execute(
         "UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at),"
-        " status = CASE WHEN status = 'retired' AND seen_at > last_seen_at THEN 'ok' ELSE status END,"
+        " status = CASE WHEN status IN ('retired', 'uninstalled') AND seen_at > last_seen_at THEN 'ok'"
+        " ELSE status END,"
         " source = CASE WHEN agent_version = '' THEN %s ELSE source END FROM (SELECT id AS node_id, seen_at FROM node"
         " JOIN unnest(%s::bigint[], %s::timestamptz[]) AS new (id, seen_at) USING (id) ORDER BY id"
         " FOR NO KEY UPDATE OF node) AS new WHERE id = node_id",

@@ -19,6 +19,7 @@ class LedgerHealth:
     nodes: int
     silent: tuple[str, ...]
     back_again: tuple[str, ...]
+    uninstalled: tuple[str, ...]
     troubled: tuple[tuple[str, str], ...]
     accelerators: int
     prices: int
@@ -107,10 +108,10 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
 
     late = (
         "SELECT name, status FROM node WHERE extract(epoch FROM last_seen_at) * 1000 < %(at)s "
-        "AND status <> 'retired' ORDER BY name LIMIT 20"
+        f"AND NOT {retirements.NOT_EXPECTED} ORDER BY name LIMIT 20"
     )
     sick = (
-        "SELECT name, status_detail FROM node WHERE status NOT IN ('ok', 'retired') "
+        f"SELECT name, status_detail FROM node WHERE status <> 'ok' AND NOT {retirements.NOT_EXPECTED} "
         "AND extract(epoch FROM last_seen_at) * 1000 >= %(at)s ORDER BY name LIMIT 20"
     )
     failed = (
@@ -121,6 +122,7 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
     return LedgerHealth(
         nodes=number("SELECT count(*) FROM node WHERE status <> 'retired'"),
         back_again=tuple(retirements.back_again(connection)),
+        uninstalled=tuple(retirements.uninstalled(connection)),
         silent=tuple(name for name, _ in pairs(late, at=now_ms - silent_ms)),
         troubled=pairs(sick, at=now_ms - silent_ms),
         accelerators=number("SELECT count(*) FROM accelerator"),

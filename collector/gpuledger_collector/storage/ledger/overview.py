@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.ledger.retirements import NOT_EXPECTED
 from gpuledger_collector.storage.locks import Connection
 
 MOST_NODES = 12
@@ -30,11 +31,13 @@ class Fleet:
     not_well: int
     newest_ms: int | None
     """When anything was last heard of any node."""
+    not_expected: int
+    """Nodes of which nobody expects a sign of life; they are not silent."""
 
     @property
     def reports(self) -> bool:
         """Whether any node is heard of now; otherwise nothing that is so now is known."""
-        return self.nodes > self.silent
+        return self.nodes > self.silent + self.not_expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +100,10 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
         (MOST_CAUSES,),
     ).fetchall()
     row = connection.execute(
-        "SELECT count(*), count(*) FILTER (WHERE extract(epoch FROM last_seen_at) * 1000 < %s), "
-        "count(*) FILTER (WHERE status <> 'ok'), max(extract(epoch FROM last_seen_at) * 1000)::bigint FROM node "
-        "WHERE status <> 'retired'",
+        "SELECT count(*), "
+        f"count(*) FILTER (WHERE extract(epoch FROM last_seen_at) * 1000 < %s AND NOT {NOT_EXPECTED}), "
+        "count(*) FILTER (WHERE status <> 'ok'), max(extract(epoch FROM last_seen_at) * 1000)::bigint, "
+        f"count(*) FILTER (WHERE {NOT_EXPECTED}) FROM node WHERE status <> 'retired'",
         (silent_before_ms,),
     ).fetchone()
     assert row is not None

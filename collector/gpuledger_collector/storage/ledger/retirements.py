@@ -13,6 +13,10 @@ from gpuledger_collector.storage.locks import Connection
 
 RETIRED = "retired"
 """Status of a node from its retirement until it reports again."""
+UNINSTALLED = "uninstalled"
+"""Status of a node whose agent said in its last heartbeat that it is being uninstalled; its capacity goes on."""
+NOT_EXPECTED = "status IN ('retired', 'uninstalled', 'inventory')"
+"""Nodes of which nobody expects a sign of life, in SQL: gone on purpose, or never reported by an agent."""
 _COLUMNS = ("node", "at_ms")
 
 
@@ -54,6 +58,16 @@ def back_again(connection: Connection) -> list[str]:
     rows = connection.execute(
         "SELECT n.name FROM node n JOIN node_retirement r ON r.node = n.name AND r.superseded_at IS NULL "
         f"WHERE n.status <> '{RETIRED}' ORDER BY 1"
+    )
+    return [name for (name,) in rows]
+
+
+def uninstalled(connection: Connection) -> list[str]:
+    """Name the nodes whose agent was uninstalled while their accelerators are still capacity."""
+    rows = connection.execute(
+        "SELECT n.name FROM node n WHERE n.status = %s AND EXISTS "
+        "(SELECT FROM capacity c WHERE c.node_id = n.id AND c.out_ms IS NULL) ORDER BY 1",
+        (UNINSTALLED,),
     )
     return [name for (name,) in rows]
 
