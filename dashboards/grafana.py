@@ -1,8 +1,9 @@
 """Builders of Grafana's classic dashboard JSON, the form that 9.3 to 13 load (schemaVersion 37; newer ones migrate it).
 
 A board is rows of panels; the builder numbers and places them. Every panel names its unit and says what it shows.
-Colors are Okabe and Ito's eight, which people with any common color blindness can tell apart (Color Universal
-Design, 2008); where a color has a meaning, a word stands beside it.
+States have the colors of Okabe and Ito, which people with any common color blindness can tell apart (Color Universal
+Design, 2008); models, teams and projects have those of Paul Tol's muted scheme, made for the same people. Where a
+color has a meaning, a word stands beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ Json = dict[str, Any]
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GRAY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GRAY)
+MAGENTA, SLATE = "#EE3377", "#666666"
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GRAY, MAGENTA, SLATE)
+NAME_PALETTE = ("#44AA99", "#CC6677", "#88CCEE", "#999933", "#AA4499", "#DDCC77", "#117733", "#882255")
+"""Colors of models, teams and projects, none of which is a state's; see `named_series`."""
+OTHERS = "#BBBBBB"
 MEANING = {
     "busy": BLUE,
     "held": BLUE,
@@ -27,15 +32,18 @@ MEANING = {
     "unobserved": PURPLE,
     "stranded": SKY,
     "node costs": GREEN,
-    "unused commitments": GRAY,
+    "unused commitments": SLATE,
     "adjustments": "text",
     "capacity": "text",
     "ok": GREEN,
     "degraded": "text",
-    "failed": VERMILION,
+    "failed": MAGENTA,
     "unknown": GRAY,
+    "all others": OTHERS,
 }
 """Series and cells with these names have the same color on every board; `text` is black on light and white on dark."""
+MARK = " "
+"""Ends the name of a series once more than the number of its color in NAME_PALETTE; nobody sees it."""
 POSTGRES = {"type": "postgres", "uid": "${datasource}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 Steps = tuple[tuple[float | None, str], ...]
@@ -231,6 +239,20 @@ def column(name: str, **properties: Any) -> Json:
             key = "thresholds"
         settings.append({"id": known.get(key, key), "value": value})
     return {"matcher": {"id": "byName", "options": name}, "properties": settings}
+
+
+def name_colors() -> tuple[Json, ...]:
+    """The colors of series whose names end in marks.
+
+    Grafana 9.3 colors other series by their order, in which a name's place changes with every filter.
+    """
+    return tuple(
+        {
+            "matcher": {"id": "byRegexp", "options": f"/[^{MARK}]{MARK}{{{at}}}$/"},
+            "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": hue}}],
+        }
+        for at, hue in enumerate(NAME_PALETTE, start=1)
+    )
 
 
 def link(title: str, uid: str, query: str, *, keep: tuple[str, ...] = ()) -> Json:

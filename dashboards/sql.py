@@ -10,7 +10,21 @@ midnight there, and the range chooses dates: 1 October to 1 November is October 
 
 from __future__ import annotations
 
-from dashboards.grafana import BLUE, EXACT, GRAY, VERMILION, Json, Panel, annotation, chosen, column, source, stat
+from dashboards.grafana import (
+    BLUE,
+    EXACT,
+    GRAY,
+    MARK,
+    NAME_PALETTE,
+    VERMILION,
+    Json,
+    Panel,
+    annotation,
+    chosen,
+    column,
+    source,
+    stat,
+)
 from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 
 FROM_MS = "$__unixEpochNanoFrom() / 1000000"
@@ -137,6 +151,30 @@ def leading(name: str, measured: str, where: str, by: str) -> str:
     """The name of a series: the nine with the largest sum have their own, the others are one; ten lines a chart."""
     first = f"SELECT {name} FROM {measured} WHERE {where} GROUP BY 1 ORDER BY sum({by}) DESC NULLS LAST, 1 LIMIT 9"
     return f"CASE WHEN {name} IN ({first}) THEN {name} ELSE 'all others' END"
+
+
+TEAM_NAMES = f"SELECT {TEAM} AS name, min(o.id) AS first FROM owner o GROUP BY 1"
+PROJECT_NAMES = f"SELECT {TEAM} || ' / ' || {PROJECT} AS name, min(o.id) AS first FROM owner o GROUP BY 1"
+MODEL_NAMES = "SELECT c.gpu_model AS name, min(c.id) AS first FROM capacity c GROUP BY 1"
+
+
+def marked(query: str, names: str, value: str) -> str:
+    """A query of time series (time, metric, value) whose metrics end in the marks of their colors.
+
+    `names` gives every name that there is, whatever the reader chose, with what it is ordered by: the first names have
+    colors of their own, and keep them when others come. More names than colors share them, by their order; one that is
+    not among them has a color by its letters.
+    """
+    colors = len(NAME_PALETTE)
+    unknown = f"('x' || left(md5(s.metric), 7))::bit(28)::int % {colors} + 1"
+    return f"""
+        WITH shown AS ({query}), hue AS (
+            SELECT k.name, (row_number() OVER (ORDER BY k.first, k.name) - 1) % {colors} + 1 AS place FROM ({names}) k
+        )
+        SELECT s."time", s.metric || CASE WHEN s.metric = 'all others' THEN ''
+            ELSE repeat('{MARK}', coalesce(hue.place, {unknown})::int) END AS metric, s.{value}
+        FROM shown s LEFT JOIN hue ON hue.name = s.metric ORDER BY 1, 2
+    """
 
 
 def states_of_cost(by: str, where: str) -> str:

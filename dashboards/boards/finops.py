@@ -23,6 +23,7 @@ from dashboards.grafana import (
     column,
     line,
     link,
+    name_colors,
     series,
     shares,
     stat,
@@ -40,6 +41,7 @@ from dashboards.sql import (
     KWH,
     LEDGER,
     MICRO,
+    MODEL_NAMES,
     MODELS,
     OWN,
     OWNER,
@@ -54,6 +56,7 @@ from dashboards.sql import (
     events,
     leading,
     local,
+    marked,
     model,
     month_end,
     other_currencies,
@@ -476,11 +479,16 @@ BOARD = Board(
                 series(
                     "Spend per day, by model ($currency)",
                     "All cost, held or not; the nine dearest models and all others.",
-                    f"""
-                   SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                   FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
-                   """,
+                    marked(
+                        f"""
+                        SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.cost_micro) / {MICRO} AS cost
+                        FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} GROUP BY 1, 2
+                        """,
+                        MODEL_NAMES,
+                        "cost",
+                    ),
                     MONEY,
+                    overrides=name_colors(),
                     height=11,
                     bars=True,
                     stacked=True,

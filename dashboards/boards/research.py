@@ -15,6 +15,7 @@ from dashboards.grafana import (
     chosen,
     column,
     link,
+    name_colors,
     series,
     shares,
     stat,
@@ -31,17 +32,20 @@ from dashboards.sql import (
     KWH,
     LEDGER,
     MICRO,
+    MODEL_NAMES,
     MODELS,
     OWN,
     OWNER,
     POOLS,
     PROJECT,
+    PROJECT_NAMES,
     TEAM,
     TEAMS,
     currency,
     datasource,
     events,
     leading,
+    marked,
     model,
     month_end,
     other_currencies,
@@ -163,11 +167,16 @@ BOARD = Board(
                 series(
                     "Cost a day, by project ($currency)",
                     "The nine dearest projects and all others; corrections of closed months are in the table.",
-                    f"""
-                   SELECT {DAY_TIME}, {TOP_PROJECT} AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                   FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
-                   """,
+                    marked(
+                        f"""
+                        SELECT {DAY_TIME}, {TOP_PROJECT} AS metric, sum(l.cost_micro) / {MICRO} AS cost
+                        FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2
+                        """,
+                        PROJECT_NAMES,
+                        "cost",
+                    ),
                     MONEY,
+                    overrides=name_colors(),
                     bars=True,
                     stacked=True,
                     interval="1d",
@@ -224,11 +233,16 @@ BOARD = Board(
                 series(
                     "GPU-hours a day, by model",
                     "Held by the chosen projects: the nine dearest models of the fleet and all others.",
-                    f"""
-                   SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours
-                   FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
-                   """,
+                    marked(
+                        f"""
+                        SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours
+                        FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN} GROUP BY 1, 2
+                        """,
+                        MODEL_NAMES,
+                        "hours",
+                    ),
                     HOURS,
+                    overrides=name_colors(),
                     bars=True,
                     stacked=True,
                     interval="1d",

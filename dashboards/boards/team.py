@@ -14,6 +14,7 @@ from dashboards.grafana import (
     codes,
     column,
     link,
+    name_colors,
     series,
     stat,
     table,
@@ -41,6 +42,7 @@ from dashboards.sql import (
     PROJECT,
     SPAN_COLUMNS,
     TEAM,
+    TEAM_NAMES,
     TEAMS,
     WORKLOAD_SPAN,
     between,
@@ -49,6 +51,7 @@ from dashboards.sql import (
     date,
     events,
     leading,
+    marked,
     model,
     month_end,
     other_currencies,
@@ -260,11 +263,16 @@ BOARD = Board(
                     "Cost a day, by team ($currency)",
                     "Charges, node costs and adjustments included: the nine dearest teams and all others. "
                     "Corrections of closed months are in the tables.",
-                    f"""
-                   SELECT {DAY_TIME}, {TOP_TEAM} AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                   FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2 ORDER BY 1, 2
-                   """,
+                    marked(
+                        f"""
+                        SELECT {DAY_TIME}, {TOP_TEAM} AS metric, sum(l.cost_micro) / {MICRO} AS cost
+                        FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2
+                        """,
+                        TEAM_NAMES,
+                        "cost",
+                    ),
                     MONEY,
+                    overrides=name_colors(),
                     bars=True,
                     stacked=True,
                     interval="1d",

@@ -130,8 +130,8 @@ def test_macro_arguments_hold_no_parenthesis():
 
 
 def test_colors_are_of_the_palette():
-    """Okabe and Ito's eight, and black."""
-    allowed = {*grafana.PALETTE, "#000000"}
+    """Those of states, those of names, and black."""
+    allowed = {*grafana.PALETTE, *grafana.NAME_PALETTE, grafana.OTHERS, "#000000"}
     for board in BOARDS.values():
         assert set(re.findall(r"#[0-9A-Fa-f]{6}", json.dumps(board))) <= allowed
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 VARIABLE = re.compile(r"\$(\w+)|\[\[(\w+?)(?::(\w+))?\]\]|\$\{(\w+)(?:\.([^:^}]+))?(?::([^}]+))?\}")
 MACRO = re.compile(r"\$([_a-zA-Z0-9]+)\(([^)]*)\)")
@@ -144,3 +145,15 @@ def macro(name: str, arguments: list[str], span: Range) -> str:
     if name not in made:
         raise MacroError(f"unknown macro {name}")
     return made[name]
+
+
+def color_of(panel: dict[str, Any], series: str) -> str | None:
+    """The fixed color that a panel gives a series of this name: of its matching overrides the last one counts."""
+    found = None
+    for override in panel["fieldConfig"]["overrides"]:
+        kind, wanted = override["matcher"]["id"], override["matcher"]["options"]
+        if (kind == "byName" and wanted == series) or (kind == "byRegexp" and re.search(wanted.strip("/"), series)):
+            for setting in override["properties"]:
+                if setting["id"] == "color":
+                    found = setting["value"]["fixedColor"]
+    return found

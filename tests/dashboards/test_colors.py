@@ -1,0 +1,70 @@
+"""Colors: a state has one of its own, and a model, team or project keeps one that is no state's, whatever is chosen."""
+
+import re
+from itertools import combinations
+
+import psycopg
+import pytest
+from dashboards.boards.finops import PARTS_OF_COST
+
+from dashboards import grafana
+from fakes.boards import BOARDS, SPAN, asked, chosen, options, panels
+from fakes.grafana import color_of
+
+NAMED = [
+    ("finops", "Spend per day, by model ($currency)", "model"),
+    ("team", "Cost a day, by team ($currency)", "team"),
+    ("research", "Cost a day, by project ($currency)", "project"),
+    ("research", "GPU-hours a day, by model", "model"),
+]
+"""Charts whose series are models, teams or projects, and the variable that chooses some of them."""
+
+
+def test_each_state_has_a_color_of_its_own():
+    """On a lane, in a cell and in a stack; held is the sum of busy and idle, and never beside busy."""
+    apart = [name for name in grafana.STATES if name != "held"]
+    for names in (apart, PARTS_OF_COST, ("ok", "degraded", "failed", "unknown")):
+        for one, other in combinations(names, 2):
+            assert grafana.MEANING[one] != grafana.MEANING[other], (one, other)
+
+
+def test_no_name_has_the_color_of_a_state():
+    """Nor that of all others."""
+    assert not set(grafana.NAME_PALETTE) & set(grafana.MEANING.values())
+    assert len(set(grafana.NAME_PALETTE)) == len(grafana.NAME_PALETTE)
+
+
+def test_every_chart_by_name_is_in_the_list():
+    """A chart whose title says that its series are models, teams or projects; Prometheus cannot say which is first."""
+    by_name = {
+        (name, panel["title"])
+        for name, board in BOARDS.items()
+        for panel in panels(board)
+        if panel["type"] == "timeseries" and re.search(r", by (model|team|project)\b", panel["title"])
+    }
+    assert by_name - {(board, title) for board, title, _ in NAMED} == {("live", "Held GPUs, by team")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("board", "title", "variable"), NAMED)
+def test_a_name_keeps_its_color_under_every_filter(seeded, board, title, variable):
+    """Chosen alone, each has the color that it has among all; few are told apart."""
+    (panel,) = [panel for panel in panels(BOARDS[board]) if panel["title"] == title]
+
+    def colors(connection, **choice):
+        offered = options(connection, BOARDS[board], SPAN)
+        values = chosen(BOARDS[board], offered, "all") | choice
+        (query,) = [query for query in asked(board, values, SPAN) if query.title == title]
+        names = {metric for _, metric, _ in connection.execute(query.sql.encode())}
+        return {name.rstrip(): color_of(panel, name) for name in names}
+
+    with psycopg.connect(seeded) as connection:
+        among_all = colors(connection)
+        assert len(among_all) >= 2
+        assert set(among_all.values()) <= {*grafana.NAME_PALETTE, grafana.OTHERS}
+        if len(among_all) < len(grafana.NAME_PALETTE):  # more names than colors share them
+            assert len(set(among_all.values())) == len(among_all)
+        for name, color in among_all.items():
+            alone = colors(connection, **{variable: [name.rpartition(" / ")[2]]})
+            if name in alone:  # "all others" is a choice of nobody
+                assert alone[name] == color
