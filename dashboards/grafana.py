@@ -307,15 +307,16 @@ def stat(
     height: int = 4,
     decimals: int | None = None,
     steps: Steps = PLAIN,
+    each_row: bool = False,
     **more: Any,
 ) -> Panel:
-    """One number (or one a row) in large type."""
+    """One number in large type; `each_row`: one a row, named by the row's text."""
     options = {
         "colorMode": "value",
         "graphMode": "none",
         "justifyMode": "auto",
         "orientation": "auto",
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "reduceOptions": {"calcs": [] if each_row else ["lastNotNull"], "fields": "", "values": each_row},
         "textMode": "auto",
     }
     target = query if isinstance(query, dict) else sql(query)
@@ -378,7 +379,7 @@ def table(
         options["sortBy"] = [{"displayName": sort, "desc": True}]
     target = query if isinstance(query, dict) else sql(query)
     # Grafana's own least width, 150 pixels, pushes the last columns out of a half-width table.
-    custom = {"align": "auto", "displayMode": cell, "filterable": False, "inspect": False, "minWidth": 50}
+    custom = {"align": "auto", "displayMode": cell, "filterable": False, "inspect": True, "minWidth": 50}
     more.setdefault("no_value", "–")
     return Panel("table", title, description, unit, (target,), width, height, options, custom, **more)
 

@@ -14,6 +14,7 @@ from dashboards.grafana import (
     BLUE,
     EXACT,
     GRAY,
+    GREEN,
     MARK,
     NAME_PALETTE,
     VERMILION,
@@ -195,6 +196,11 @@ def states_of_cost(by: str, where: str) -> str:
         ('activity unknown', CASE WHEN l.state = 'held' THEN nullif(l.unknown_micro, 0) END)) s (name, cost)"""
 
 
+HOLDS: Json = {
+    "type": "value",
+    "options": {"yes": {"color": GREEN, "index": 0}, "no": {"color": VERMILION, "index": 1}},
+}
+"""Whether a day's proof holds, in a word and a color."""
 KWH = "(l.energy_mj / 3.6e9)"
 """Measured energy of a line of ledger_day; null where no energy was read."""
 GRID = f"""LEFT JOIN LATERAL (
@@ -347,7 +353,7 @@ def currency() -> Json:
 
 def other_currencies(where: str, width: int = 4) -> Panel:
     """What is billed in currencies that the board does not show now; `where` has all of its choices but this one."""
-    panel = stat(
+    return stat(
         "In other currencies",
         "Cost of the same choice in the currencies that are not shown; choose one above. May be empty.",
         f"""
@@ -358,9 +364,8 @@ def other_currencies(where: str, width: int = 4) -> Panel:
         width=width,
         decimals=2,
         no_value="none",
+        each_row=True,
     )
-    panel.options["reduceOptions"] = {"calcs": [], "fields": "", "values": True}  # one number a row
-    return panel
 
 
 def team() -> Json:

@@ -6,6 +6,7 @@ from dashboards.grafana import EXACT, GREEN, MONEY, VERMILION, Board, Panel, col
 from dashboards.sql import (
     DAYS,
     GPU_HOUR_NS,
+    HOLDS,
     LEDGER,
     MICRO,
     OR_UNPRICED,
@@ -217,7 +218,8 @@ BOARD = Board(
                     "Day by day",
                     "Where every GPU-hour of capacity went. `until` is how far the day is rated.",
                     f"""
-                  SELECT {drawn(date("l.day_ms"))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
+                  SELECT {drawn(date("l.day_ms"))} AS day, CASE WHEN l.holds THEN 'yes' ELSE 'no' END AS holds,
+                      l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
                       l.stranded_ns / {GPU_HOUR_NS} AS stranded,
@@ -229,7 +231,7 @@ BOARD = Board(
                     decimals=2,
                     overrides=(
                         column("day", unit="time:YYYY-MM-DD"),
-                        column("holds", unit="bool_yes_no"),
+                        column("holds", unit="string", mappings=[HOLDS], cell="color-text", width=60),
                         column("until", unit="time:YYYY-MM-DD HH:mm"),
                     ),
                 ),

@@ -9,7 +9,6 @@ from dashboards.grafana import (
     GREEN,
     MONEY,
     ORANGE,
-    PURPLE,
     RATIO,
     SKY,
     VERMILION,
@@ -19,7 +18,6 @@ from dashboards.grafana import (
     column,
     line,
     series,
-    shares,
     stat,
     table,
 )
@@ -106,6 +104,25 @@ DECISIONS = series(
     time_from="24h",
 )
 
+SCARCEST = stat(
+    "Headroom of the scarcest models",
+    "Share of a model's capacity that nobody held on that model's busiest day, the least first: one model cannot stand "
+    "in for another.",
+    f"""
+    SELECT model, 1 - max(part) AS part FROM (
+        SELECT coalesce(nullif(l.gpu_model, ''), '(no model)') AS model,
+            CASE WHEN {SEEN} THEN coalesce({HELD_NS}, 0) / nullif(sum(l.gpu_ns), 0) END AS part
+        FROM {KNOWN} l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms, l.gpu_model) days
+    GROUP BY 1 HAVING max(part) IS NOT NULL ORDER BY 2, 1 LIMIT 3
+    """,
+    RATIO,
+    width=6,
+    decimals=1,
+    limits=(0, 1),
+    steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
+    each_row=True,
+)
+
 AS_COMMAND = "As `gpuledger plan capacity` printed it today; may be empty: a plan needs 24 known days of demand."
 
 
@@ -143,21 +160,20 @@ PLANS = (
         time_from="+92d",
         overrides=(line("likely", BLUE), *band("low", "high", SKY)),
     ),
-    shares(
+    table(
         "Cost of capacity against wait",
         "Cost to the end of the quarter by way of buying, of so many GPUs at most, and how many GPU-hours of demand "
         "will wait with them. Reserved GPUs are paid in every hour, the others follow demand; spot repeats what "
         f"interruptions lose. {AS_COMMAND}",
         f"""
-      SELECT p.pool || ': ' || (ahead ->> 'gpus') || ' GPUs, ' || round((ahead ->> 'wait')::numeric) || ' h wait'
-              AS capacity,
+      SELECT p.pool, (ahead ->> 'gpus')::int AS "GPUs", (ahead ->> 'wait')::float8 AS "GPU-hours of wait",
           (ahead ->> 'on_demand')::float8 AS "on demand", (ahead ->> 'reserved')::float8 AS reserved,
-          (ahead ->> 'spot')::float8 AS spot
+          (ahead ->> 'spot')::float8 AS spot, p.plan ->> 'currency' AS currency
       {planned("jsonb_array_elements(p.plan -> 'curve') ahead")} ORDER BY p.pool, (ahead ->> 'gpus')::int LIMIT 40
       """,
         MONEY,
-        grouped=True,
-        overrides=(color("on demand", BLUE), color("reserved", GREEN), color("spot", PURPLE)),
+        decimals=0,
+        overrides=(column("pool", unit="string"), column("currency", unit="string", width=78)),
     ),
     table(
         "How many to reserve",
@@ -241,18 +257,7 @@ BOARD = Board(
                     width=6,
                     decimals=1,
                 ),
-                stat(
-                    "Headroom on the busiest day",
-                    "Share of the capacity that nobody held on that day.",
-                    f"SELECT 1 - max(part) AS part FROM (SELECT CASE WHEN {SEEN} THEN coalesce({HELD_NS}, 0) "
-                    f"/ nullif(sum(l.gpu_ns), 0) END AS part FROM {KNOWN} l {FULL} WHERE {DAYS} AND {CHOSEN} "
-                    "GROUP BY l.day_ms) days",
-                    RATIO,
-                    width=6,
-                    decimals=1,
-                    limits=(0, 1),
-                    steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
-                ),
+                SCARCEST,
             ),
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dashboards import savings
 from dashboards.grafana import (
     BLUE,
     COUNT,
@@ -33,6 +34,7 @@ from dashboards.sql import (
     BILLED,
     CORRECTION,
     CURRENCY,
+    DAY_MS,
     DAY_TIME,
     DAYS,
     FROM_MS,
@@ -273,12 +275,19 @@ ANOMALIES = f"""
         f.per_day_micro / {MICRO} AS "cost a day", f.currency, f.state AS kind,
         to_timestamp(f.since_ms / 1000) AS "since",
         coalesce(to_char(to_timestamp(f.resolved_ms / 1000) AT TIME ZONE 'UTC', 'MM-DD HH24:MI'), 'ongoing')
-            AS "until", f.confidence
+            AS "until", nullif(f.evidence ->> 'sentence', '') AS why, (f.since_ms - {DAY_MS})::float8 AS first_ms,
+        coalesce(f.resolved_ms, {TO_MS})::float8 AS last_ms
     FROM finding f
     WHERE f.kind = 'anomaly' AND f.since_ms < {TO_MS} AND coalesce(f.resolved_ms, {TO_MS}) >= {FROM_MS}
     ORDER BY f.resolved_ms IS NOT NULL, coalesce(f.currency <> ${{currency:sqlstring}}, true),
         f.cost_micro DESC NULLS LAST, f.since_ms DESC LIMIT 100
 """
+TO_ANOMALY = {
+    "title": "This team, from the day before",
+    "url": "/d/gpuledger-team?from=${__data.fields.first_ms.numeric}&to=${__data.fields.last_ms.numeric}"
+    "&var-team=${__data.fields.who:percentencode}&${datasource:queryparam}&${currency:queryparam}",
+    "targetBlank": False,
+}
 ANOMALY_WORDS = {
     "usage": "more use",
     "price": "higher price",
@@ -497,6 +506,7 @@ BOARD = Board(
                 ),
             ),
         ),
+        ("To save", (*savings.numbers(), savings.advice())),
         (
             "Budgets and anomalies",
             (
@@ -520,18 +530,22 @@ BOARD = Board(
                 table(
                     "Anomalies",
                     "Spending outside the expected band, ongoing first and then those in $currency by cost, whatever "
-                    "pool and model are chosen. Empty is good.",
+                    "pool and model are chosen, with what caused it. A name opens the team's showback of those "
+                    "days. Empty is good.",
                     ANOMALIES,
                     MONEY,
                     height=10,
                     decimals=0,
                     overrides=(
-                        column("who", unit="string", width=105),
-                        column("currency", unit="string", width=78),
-                        column("kind", unit="string", mappings=[codes(ANOMALY_WORDS)]),
+                        column("who", unit="string", width=105, links=[TO_ANOMALY]),
+                        column("cost", width=65),
+                        column("cost a day", width=80),
+                        column("currency", unit="string", width=73),
+                        column("kind", unit="string", mappings=[codes(ANOMALY_WORDS)], width=95),
                         column("since", unit="time:MM-DD HH:mm", width=92),
                         column("until", unit="string", width=92),
-                        column("confidence", unit=RATIO, decimals=0, width=88),
+                        column("why", unit="string"),
+                        *(column(name, **{"custom.hidden": True}) for name in ("first_ms", "last_ms")),
                     ),
                 ),
                 budget_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dashboards import savings
 from dashboards.grafana import (
     COUNT,
     EXACT,
@@ -161,6 +162,7 @@ BOARD = Board(
                 other_currencies(f"{CHOSEN}", width=3),
             ),
         ),
+        ("To save", (*savings.numbers(), savings.advice())),
         (
             "By day and by team",
             (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import COUNT, EXACT, GREEN, ORANGE, RATIO, VERMILION, Board, column, link, series, stat, table
-from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, UNWATCHED, datasource, date, drawn, leading, node, picked
+from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, HOLDS, UNWATCHED, datasource, date, drawn, leading, node, picked
 
 NODES = picked("n.name", "node")
 WATCHED = f"n.status NOT IN ({UNWATCHED}) AND {NODES}"
@@ -210,7 +210,8 @@ BOARD = Board(
                     "Where the capacity went",
                     "Each of the last 30 days, in GPU-hours, and whether its proof holds.",
                     f"""
-                  SELECT {drawn(date("l.day_ms"))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
+                  SELECT {drawn(date("l.day_ms"))} AS day, CASE WHEN l.holds THEN 'yes' ELSE 'no' END AS holds,
+                      l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
                       l.stranded_ns / {GPU_HOUR_NS} AS stranded,
@@ -225,7 +226,7 @@ BOARD = Board(
                     time_from="30d/d",
                     overrides=(
                         column("day", unit="time:YYYY-MM-DD"),
-                        column("holds", unit="bool_yes_no"),
+                        column("holds", unit="string", mappings=[HOLDS], cell="color-text", width=60),
                         column("difference", decimals=6),
                     ),
                 ),

@@ -49,12 +49,14 @@ READABLE = (
     "ledger_day",
     "ledger_month",
     "node",
+    "node_retirement",
     "node_utilization",
     "owner",
     "owner_5min",
     "pool_share",
     "price",
     "queue_reading",
+    "recommendation_run",
     "scaling_decision",
     "scaling_outcome",
     "scaling_pool",
@@ -63,10 +65,14 @@ READABLE = (
 )
 """Rollups, ledgers and the names they need; tables missing from this schema are skipped."""
 READABLE_COLUMNS = {
+    "recommendation": (
+        *("id", "key", "kind", "team", "advice", "start_ms", "end_ms", "currency", "cash_expected_micro"),
+        *("capacity_expected_micro", "state", "made_ms", "decided_ms", "realized_micro", "realized_until_ms"),
+    ),
     "dispute": ("id", "state", "opened_ms", "resolved_ms"),
     "outbox": ("id", "kind", "state", "attempts", "made_ms", "not_before_ms", "sent_ms"),
 }
-"""Columns of tables whose other columns hold mail, names and evidence: enough to count rows."""
+"""Columns of tables whose other columns hold mail, names of people and evidence: enough to count and list rows."""
 CONNECTIONS = 10
 """Concurrent sessions of a role: several boards of a person. Postgres refuses more."""
 TEMP_FILE_LIMIT = "256MB"
