@@ -118,6 +118,26 @@ def test_every_alert_fires_on_its_fault_and_not_on_a_healthy_fleet(tmp_path):
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+EMPTY = {
+    series: None for series in HEALTHY if AGENT in series or not re.match(r"up|gpuledger_(database|jobs?)_", series)
+}
+"""A collector to which no agent has reported: its jobs run."""
+REMOVED = {series: "1x60 stale" for series in HEALTHY if AGENT in series}
+"""A node that is scraped no more, as when service discovery no longer finds it."""
+
+
+@needs_promtool
+@pytest.mark.slow
+@pytest.mark.parametrize("fleet", [EMPTY, REMOVED], ids=["empty", "a node removed"])
+def test_nothing_fires_where_nothing_is(tmp_path, fleet):
+    """On a fresh installation, and when a node was taken out of Prometheus' targets."""
+    assert 0 < len(fleet) < len(HEALTHY)
+    made = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [case(fleet)]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(made))
+    answer = promtool("test", "rules", tmp_path / "test.yml")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
 @needs_promtool
 def test_prometheus_takes_the_rules():
     """Syntax, names and templates."""

@@ -122,6 +122,33 @@ def test_states_have_words_and_colors():
         assert panel["fieldConfig"]["defaults"]["mappings"] == [grafana.numbered_states()]
 
 
+RANGE = ("$__unixEpochNanoFrom", "$__timeFilter", "$__unixEpochFilter")
+
+
+def test_rows_hold_what_their_title_says():
+    """A row of the range holds what changes with the range, a row of the month or of now what does not."""
+    seen = set()
+    for board in BOARDS.values():
+        title = ""
+        for panel in board["panels"]:
+            title = panel["title"] if panel["type"] == "row" else title
+            about = title.lower()
+            inside = panel["panels"] if panel["type"] == "row" else [panel]
+            for each in (each for each in inside if each["type"] not in ("row", "text")):
+                asks_range = any(macro in target.get("rawSql", "") for target in each["targets"] for macro in RANGE)
+                if "range" in about and "now" not in about and each["title"] not in OF_NOW:
+                    assert asks_range, (title, each["title"])
+                    seen.add(title)
+                elif about.startswith(("this month", "to save")):
+                    assert not asks_range, (title, each["title"])
+                    seen.add(title)
+    assert {"The range", "More of the range", "This month, and the last two weeks", "To save"} <= seen
+
+
+OF_NOW = {"This month and its projection ($currency)", "Idle or underused now"}
+"""Panels whose own titles say that the range does not change them."""
+
+
 def test_macro_arguments_hold_no_parenthesis():
     """Grafana's expander would cut them in two without an error."""
     for name, panel in EVERY:

@@ -237,3 +237,36 @@ def test_marks_name_prices_closes_and_alerts(ledger):
     assert texts["Budget alerts"]
     assert all(re.fullmatch(r"Budget .+ crossed 80 % \(actual\)", text) for text in texts["Budget alerts"])
     assert any(text.startswith("Price of ") and " USD" in text for text in texts["Prices"])
+
+
+def test_holders_are_those_of_the_hours_that_the_range_touches(ledger):
+    """Of a range within an hour that hour's holders, and neither those of the next one nor none."""
+    hour_ms, node, lane = ledger.execute(
+        "SELECT u.hour_ms, n.name, min(w.key) FROM usage_hour u JOIN workload w ON w.id = u.workload_id "
+        "JOIN capacity c ON c.accelerator_id = u.accelerator_id AND c.out_ms IS NULL JOIN node n ON n.id = c.node_id "
+        "WHERE NOT EXISTS (SELECT FROM usage_hour next WHERE next.hour_ms = u.hour_ms + 3600000 "
+        "AND next.workload_id = u.workload_id) GROUP BY 1, 2 ORDER BY 1 DESC, 2 LIMIT 1 OFFSET 3"
+    ).fetchone()
+
+    def holders(first_minute, last_minute):
+        start = dt.datetime.fromtimestamp(hour_ms / 1000, dt.UTC)
+        span = Range(start + dt.timedelta(minutes=first_minute), start + dt.timedelta(minutes=last_minute))
+        return {row["workload"] for row in rows(ledger, "node", "Holders", span=span, node=node)}
+
+    assert lane in holders(15, 30)
+    assert lane in holders(45, 75)
+    assert lane not in holders(61, 75)
+
+
+def test_a_workload_does_not_last_beyond_now(ledger):
+    """The hour that goes on is rated to its end; what it says of the workload ends now."""
+    (key,) = ledger.execute("SELECT min(w.key) FROM charge c JOIN workload w ON w.id = c.workload_id").fetchone()
+    ledger.execute(
+        "UPDATE charge SET end_ms = extract(epoch FROM now()) * 1000 + 900000 WHERE workload_id = "
+        "(SELECT id FROM workload WHERE key = %s)",
+        (key,),
+    )
+    (now,) = ledger.execute("SELECT now()").fetchone()
+    told = rows(ledger, "workload", "The workload", workload=key)
+    assert told
+    assert all(row["until"] <= now for row in told)

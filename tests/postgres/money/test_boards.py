@@ -25,6 +25,7 @@ MONTHS = {
 }
 CURRENCIES = ("EUR", "USD")
 MICRO = Decimal(10) ** 6
+GPU_HOUR_NS = Decimal(3_600_000_000_000)
 NOBODY = {f"({state})" for state in ("unallocated", "unavailable", "unobserved", "stranded", "commitment_unused")}
 
 
@@ -83,6 +84,11 @@ def billed(rows, name="cost_micro"):
 def summed(rows, name="cost"):
     """The sum of a column."""
     return sum((row[name] or 0 for row in rows), Decimal())
+
+
+def hours(rows, name="gpu_ns"):
+    """The sum of exact time, in GPU-hours."""
+    return Decimal(sum(row[name] or 0 for row in rows)) / GPU_HOUR_NS
 
 
 def test_the_bill(boards):
@@ -151,6 +157,7 @@ def test_owners(boards, board):
 def test_workloads(boards):
     """Each workload's GPU-time and nodes, on its own board and in the table of its team."""
     rows, _ = boards.bill("workload")
+    whole = boards.of_all_currencies("workload")["rows"]
     listed = defaultdict(Decimal)
     for row in boards.panel("team", "Workloads ($currency)"):
         listed[row["workload"]] += row["cost"]
@@ -160,6 +167,13 @@ def test_workloads(boards):
         assert (boards.number("workload", "Cost ($currency)", workload=key) or 0) == own
         assert summed(boards.panel("workload", "By GPU ($currency)", workload=key)) == own
         assert listed[key] == own
+        idle = summed([row for row in rows if row["workload"] == key], "held_idle_cost_micro") / MICRO
+        assert (boards.number("workload", "Held idle cost ($currency)", workload=key) or 0) == idle
+        days = [row for row in rows if row["workload"] == key and not row["correction_of"]]
+        charted = summed(boards.panel("workload", "Cost a day ($currency)", workload=key))
+        assert charted == pytest.approx(summed(days, "cost_micro") / MICRO)
+        everywhere = [row for row in whole if row["workload"] == key and not row["correction_of"]]
+        assert (boards.number("workload", "GPU-hours", workload=key) or 0) == pytest.approx(hours(everywhere))
 
 
 def test_idle(boards):
@@ -173,6 +187,50 @@ def test_idle(boards):
     assert summed(of_workloads, "held idle cost") == own
     hours = sum(Decimal(row["gpu_hours"]) for row in rows if row["team"] == "(unallocated)")
     assert round(boards.number("idle", "Unallocated GPU-hours ($currency)") or 0, 6) == hours
+
+
+def test_shares_of_the_spend(boards):
+    """Waste over spend, held over capacity, and what a busy hour costs by the hours of its own activity."""
+    rows, total = boards.bill()
+    (waste,) = [row for row in boards.of_all_currencies()["waste"] if row["currency"] == boards.currency]
+    share = boards.number("finops", "Waste, share of spend")
+    assert share == pytest.approx(Decimal(waste["waste_cost_micro"]) / total["cost_micro"])
+    own = [row for row in rows if not row["correction_of"]]
+    held = hours([row for row in own if row["team"] not in NOBODY])
+    assert boards.number("finops", "Held, share of capacity") == pytest.approx(held / hours(own))
+    days = boards.panel("team", "GPU-hours a day, by activity")
+    busy = summed([row for row in days if row["metric"] == "busy"], "hours")
+    everything = boards.of_all_currencies()["rows"]
+    if {row["currency"] for row in everything if row["team"] not in NOBODY} == {boards.currency}:
+        cost = billed(own)
+        assert boards.number("research", "A busy GPU-hour ($currency)") == pytest.approx(cost / busy)
+
+
+def test_hours(boards):
+    """Hours beside the amounts: of owners, of each state, of idle GPUs and of those without a price."""
+    everything = [row for row in boards.of_all_currencies()["rows"] if not row["correction_of"]]
+    unpriced = [row for row in everything if row["currency"] is None]
+    mine = [row for row in everything if row["currency"] in {boards.currency, None}]
+    assert boards.number("finops", "Unpriced GPU-hours") == pytest.approx(hours(unpriced))
+    days = boards.panel("chargeback", "Day by day")
+    seen = [row for row in everything if row["team"] != "(commitment_unused)"]
+    assert summed(days, "capacity") + summed(days, "imported") == pytest.approx(hours(seen))
+    for state in ("unallocated", "unavailable", "unobserved", "stranded"):
+        named = [row for row in everything if row["team"] == f"({state})"]
+        unnamed = hours(unpriced)  # its rows do not say in which state
+        assert 0 <= summed(days, state) - hours(named) <= unnamed
+    assert boards.number("idle", "Idle GPU-hours ($currency)") == pytest.approx(hours(mine, "held_idle_gpu_ns"))
+    charted = boards.panel("idle", "Idle GPU-hours per day ($currency)")
+    free = boards.number("idle", "Unallocated GPU-hours ($currency)") or 0
+    assert summed(charted, "hours") == pytest.approx(hours(mine, "held_idle_gpu_ns") + free)
+    priced = hours([row for row in everything if row["team"] not in {*NOBODY, "(unpriced)"}])
+    for board, title in (("team", "GPU-hours held"), ("research", "GPU-hours")):
+        assert 0 <= boards.number(board, title) - priced <= hours(unpriced)
+    held = boards.number("team", "GPU-hours held")
+    assert summed(boards.panel("team", "GPU-hours a day, by activity"), "hours") == pytest.approx(held)
+    assert summed(boards.panel("research", "GPU-hours a day, by model"), "hours") == pytest.approx(held)
+    did = boards.panel("research", "What each project's GPU-hours did")
+    assert sum(value or 0 for row in did for name, value in row.items() if name != "project") <= held
 
 
 def test_boards_open_on_the_currency_with_most_gpu_time(rich):
@@ -198,7 +256,15 @@ HERE = {
     *(("research", f"{what} ($currency)") for what in ("Cost", "Projects", "Cost a day, by project")),
     *(("idle", f"{what} ($currency)") for what in ("Held idle cost", "Idle by team")),
     ("idle", "Workloads that cost most held idle ($currency)"),
-    *(("workload", f"{what} ($currency)") for what in ("Cost", "By GPU")),
+    *(("workload", f"{what} ($currency)") for what in ("Cost", "By GPU", "Held idle cost", "Cost a day")),
+    *(("finops", title) for title in ("Waste, share of spend", "Held, share of capacity", "Unpriced GPU-hours")),
+    *(("idle", f"{what} ($currency)") for what in ("Idle GPU-hours", "Idle GPU-hours per day")),
+    ("idle", "Unallocated GPU-hours ($currency)"),
+    *(("team", title) for title in ("GPU-hours held", "GPU-hours a day, by activity")),
+    *(("research", title) for title in ("GPU-hours", "GPU-hours a day, by model", "A busy GPU-hour ($currency)")),
+    ("research", "What each project's GPU-hours did"),
+    ("workload", "GPU-hours"),
+    ("chargeback", "Day by day"),
 }
 """Panels that this file reads."""
 ELSEWHERE = {
@@ -215,30 +281,51 @@ ELSEWHERE = {
     ("team", "Idle or underused now"): "estimates",
     ("team", "Can be given back, or used better, now"): "estimates, each with its currency",
     ("team", "What was held of each share, lent and borrowed ($currency)"): "tests/dashboards/test_meaning.py",
+    **{
+        (board, f"{title} ($currency)"): "estimates: tests/dashboards/test_savings.py"
+        for board in ("finops", "idle")
+        for title in (
+            "To save",
+            "Capacity to free",
+            "Saved by accepted advice",
+            "Idle GPUs, each further day",
+            "Recommendations",
+        )
+    },
+    ("idle", "Idle share ($currency)"): "idle hours are read here; no bill says which hours were known to be busy",
+    ("demand", "Cost of capacity against wait"): "a plan",
+    ("demand", "Forecast and actual demand, all models"): "a forecast, beside GPUs by the hour",
+    ("demand", "Held and unallocated, hour by hour"): "the last four days: GPUs, not amounts",
+    ("pipeline", "Where the capacity went"): "the last 30 days; the same rows as Day by day, which is read here",
     ("demand", "How many to reserve"): "estimates",
     ("demand", "Outcome of the decisions"): "estimates",
     ("demand", "GPUs requested in queues"): "GPUs, which are kept in millionths",
     ("fleet", "Inventory"): "GPUs, which are kept in millionths",
-    ("finops", "Waste, share of spend"): "a quotient of amounts that are read here",
     ("finops", "A busy GPU-hour ($currency)"): "a quotient of amounts that are read here",
-    ("research", "A busy GPU-hour ($currency)"): "a quotient of amounts that are read here",
     ("research", "Experiments ($currency)"): "a part of the projects, of those with a tag",
-    ("research", "What each project's GPU-hours did"): "hours, in the order of cost",
-    ("workload", "Held idle cost ($currency)"): "a part of what is read here, by one more column",
-    ("workload", "Cost a day ($currency)"): "the same charges by day",
     ("workload", "By number of GPUs ($currency)"): "a quotient: tests/dashboards/test_meaning.py",
 }
 """Panels that show amounts, and where these are compared, or why not."""
 
 
+HOURS = "3.6e12"
+"""Billed time is kept in nanoseconds, and amounts in micro-units: whatever shows one divides by such a number."""
+PLANNED = "'on_demand'"
+"""A plan has its amounts in units."""
+
+
+def shows_amounts(panel):
+    """Whether a panel shows money, or billed hours."""
+    texts = [target.get("rawSql", "") for target in panel["targets"]]
+    return "($currency)" in panel["title"] or any(
+        part in text for text in texts for part in (f"/ {MICRO_UNITS}", HOURS, PLANNED)
+    )
+
+
 def test_every_panel_with_an_amount_is_read_or_has_a_reason():
     """A new panel fails here until somebody says where its amounts are compared."""
     shown = {
-        (name, panel["title"])
-        for name, board in BOARDS.items()
-        for panel in panels(board)
-        # Amounts are kept in micro-units: whatever shows one divides by a million.
-        if any(f"/ {MICRO_UNITS}" in target.get("rawSql", "") for target in panel["targets"])
+        (name, panel["title"]) for name, board in BOARDS.items() for panel in panels(board) if shows_amounts(panel)
     }
     assert shown <= HERE | ELSEWHERE.keys(), shown - HERE - ELSEWHERE.keys()
     assert not HERE & ELSEWHERE.keys(), "in one list each"
