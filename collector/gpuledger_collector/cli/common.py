@@ -221,6 +221,8 @@ def explain(error: Exception) -> tuple[str, int]:
         if "psycopg.errors.DiskFull" in kinds or "No space left on device" in reason:
             return f"the disk of the database is full: {reason}", UNAVAILABLE
         return f"the database gave no answer: {reason}", UNAVAILABLE
+    if isinstance(error, IsADirectoryError) and error.filename:
+        return f"{error.filename}: is a folder and no file", BAD_INPUT
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}", BAD_INPUT
     return _report_bug(error), UNAVAILABLE

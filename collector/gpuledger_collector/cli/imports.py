@@ -30,6 +30,7 @@ from gpuledger_collector.config.prices import read_prices
 from gpuledger_collector.ingest.files.bill import NoArrow, read_bill
 from gpuledger_collector.ingest.files.headers import TableOptions
 from gpuledger_collector.ingest.files.inventory import read_inventory
+from gpuledger_collector.ingest.files.node_load import node_loads, overfull
 from gpuledger_collector.ingest.files.queue import read_queue
 from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
@@ -40,7 +41,7 @@ from gpuledger_collector.storage.billing import prices as price_book
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.ledger import imports
 from gpuledger_collector.storage.ledger import inventory as placements
-from gpuledger_collector.storage.ledger.rows import ImportOutcome, OnOverlap
+from gpuledger_collector.storage.ledger.rows import ImportOutcome, OnOverlap, UsageRow
 from gpuledger_collector.storage.ledger.usage_sources import OtherSource
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
@@ -61,7 +62,7 @@ app = new_app(
 )
 BILLED_UP_TO_NOW = "billed up to now and not to the time of the file, until a file has the end"
 ANY_INSTANT = "--allow-any-instant"
-File = Annotated[Path, Argument(metavar="FILE", help="CSV; .gz is read as well.")]
+File = Annotated[Path, Argument(metavar="FILE", help="CSV or .xlsx; .csv.gz is read as well.")]
 AnyInstant = Annotated[
     bool, Option(ANY_INSTANT, help="Accept instants before 2000 and after tomorrow, from 1970 to 2100.")
 ]
@@ -76,6 +77,7 @@ ColumnNames = Annotated[
     list[str] | None,
     Option("--column", metavar="MEANING=NAME", help="A column that is not known by its name; may be repeated."),
 ]
+Sheet = Annotated[str | None, Option("--sheet", metavar="NAME", help="Which sheet of an .xlsx; else the first.")]
 Replace = Annotated[
     bool, Option("--replace", help="Where another source brought usage of this time: remove it, this file counts.")
 ]
@@ -93,6 +95,7 @@ def usage(
     zone: Zone = None,
     dates: Dates = None,
     column: ColumnNames = None,
+    sheet: Sheet = None,
     skip_bad: SkipBad = False,
     any_instant: AnyInstant = False,
     replaces: Replace = False,
@@ -109,7 +112,7 @@ def usage(
     a workload, the one that has ended counts.
     Workloads of more than 90 days are named, because a forgotten end is billed until one is imported.
     """
-    on_overlap, table = overlap_option(replaces, also), table_options(zone, dates, column)
+    on_overlap, table = overlap_option(replaces, also), table_options(zone, dates, column, sheet)
     with busy(f"reading {file.name}"):
         parsed = read_usage(
             file, UsageOptions(optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table)
@@ -148,11 +151,21 @@ def sacct(
 
 def import_usage(session: Session, file: Path, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
     """Warn of workloads that look forgotten, import usage in one transaction, and return what changed."""
-    for sentence in long_usage(file, parsed.rows, clock_ms()):
+    for sentence in (*long_usage(file, parsed.rows, clock_ms()), *overfull_nodes(session, parsed.rows)):
         say(sentence, error=True)
     still = sum(row.end_ms is None for row in parsed.rows)
     without_end = f"; {plural(still, 'workload')} without an end, {BILLED_UP_TO_NOW}" if still else ""
     return write_usage(session, parsed, dry_run, on_overlap) + without_end + dry_run_note(dry_run)
+
+
+def overfull_nodes(session: Session, rows: Sequence[UsageRow]) -> list[str]:
+    """Sentences about nodes on which jobs hold more GPUs at once than the ledger knows there, or than is usual."""
+    loads = list(node_loads(rows))
+    if not loads:
+        return []
+    period = Period(min(load.at_ms for load in loads), max(load.at_ms for load in loads) + 1)
+    with session.database.transaction(read_only=True) as connection:
+        return overfull(loads, placements.gpus_by_node(connection, [load.node for load in loads], period))
 
 
 def write_usage(session: Session, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
@@ -174,7 +187,9 @@ def overlap_option(replaces: bool, also: bool) -> OnOverlap:
     return OnOverlap.replace if replaces else OnOverlap.also if also else OnOverlap.refuse
 
 
-def table_options(zone: str | None, dates: DateOrder | None, column: Sequence[str] | None) -> TableOptions:
+def table_options(
+    zone: str | None, dates: DateOrder | None, column: Sequence[str] | None, sheet: str | None
+) -> TableOptions:
     """How to read a table of jobs; refuses what is no zone and no MEANING=NAME."""
     if zone is not None and zone not in available_timezones():
         refuse(f"--zone: {zone!r} is no zone; write for example Europe/Berlin or UTC")
@@ -184,7 +199,7 @@ def table_options(zone: str | None, dates: DateOrder | None, column: Sequence[st
         if not meaning or not name:
             refuse(f"--column: {text!r} is not MEANING=NAME, such as gpus=Anzahl")
         columns[meaning] = name
-    return TableOptions(columns, zone, None if dates is None else dates is DateOrder.day_first)
+    return TableOptions(columns, zone, None if dates is None else dates is DateOrder.day_first, sheet)
 
 
 def instants(any_instant: bool) -> Instants:
@@ -315,8 +330,8 @@ def bill(
             parsed = read_bill(file, provider)
     except NoArrow as error:
         refuse(str(error), UNAVAILABLE)
-    for problem in in_order(parsed.problems):
-        say(str(problem), error=True)
+    for sentence in (*in_order(parsed.problems), *(f"{file}: {note}" for note in parsed.notes)):
+        say(str(sentence), error=True)
     if parsed.problems:
         refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported")
     rows = [(key.provider, Period(key.start_ms, key.end_ms), lines) for key, lines in parsed.bills.items()]

@@ -64,7 +64,8 @@ def start(
         str,
         Argument(
             metavar="FILE|URL",
-            help="A table of jobs in any delimiter, what sacct prints (.gz as well), or the address of a Prometheus.",
+            help="A table of jobs (CSV in any delimiter, .xlsx), what sacct prints (.gz as well), or the address of a "
+            "Prometheus.",
         ),
     ],
     rate: Annotated[
@@ -77,6 +78,7 @@ def start(
     zone: imports.Zone = None,
     dates: imports.Dates = None,
     column: imports.ColumnNames = None,
+    sheet: imports.Sheet = None,
     empty_start: imports.EmptyStart = None,
     skip_bad: imports.SkipBad = False,
     replaces: imports.Replace = False,
@@ -111,6 +113,7 @@ def start(
             "--zone": zone,
             "--dates": dates,
             "--column": column,
+            "--sheet": sheet,
             "--empty-start": empty_start,
             "--skip-bad": skip_bad or None,
             "--replace": replaces or None,
@@ -122,7 +125,7 @@ def start(
     else:
         if not {days, token_file, ca_file} <= {None}:
             refuse("--days, --token-file and --ca-file are about a Prometheus; its address begins with http://")
-        parsed = _read_file(source, pool, imports.start_of_empty(empty_start), (zone, dates, column), skip_bad)
+        parsed = _read_file(source, pool, imports.start_of_empty(empty_start), (zone, dates, column, sheet), skip_bad)
         with open_session(dsn, config) as session:
             _start_file(session, Path(source), parsed, zone, asked)
     if serve and not dry_run:
@@ -144,7 +147,11 @@ class _Asked:
 
 def _start_file(session: Session, file: Path, parsed: UsageFile, zone: str | None, asked: _Asked) -> None:
     rows, now_ms = parsed.rows, clock_ms()
-    for sentence in (*long_usage(file, rows, now_ms), *_open_usage(rows, now_ms)):
+    for sentence in (
+        *long_usage(file, rows, now_ms),
+        *_open_usage(rows, now_ms),
+        *imports.overfull_nodes(session, rows),
+    ):
         say(sentence, error=True)
     _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}")
     print(imports.write_usage(session, parsed, asked.dry_run, asked.on_overlap) + dry_run_note(asked.dry_run))
@@ -214,9 +221,9 @@ def _open_usage(rows: Sequence[UsageRow], now_ms: int) -> Iterator[str]:
 
 
 def _read_file(
-    source: str, pool: str | None, empty_start: int | str | None, reading: tuple[Any, Any, Any], skip_bad: bool
+    source: str, pool: str | None, empty_start: int | str | None, reading: tuple[Any, ...], skip_bad: bool
 ) -> UsageFile:
-    """The workloads of the file that was named; `reading`: zone, order of dates and columns as they were given."""
+    """The workloads of the file that was named; `reading`: zone, order of dates, columns and sheet as given."""
     if _HOST_PORT.fullmatch(source) and not Path(source).exists():
         refuse(f"{source} is no file; the address of a Prometheus is http://{source}")
     name, table = imports.optional_pool(pool), imports.table_options(*reading)
@@ -247,8 +254,10 @@ def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> UsageFile:
 
 def _show(table: JobTable) -> None:
     """Print each column of the file, what it means, and the first rows."""
+    is_sheet = table.origin.startswith("sheet ")
     facts = [
-        f"columns separated by {DELIMITER_NAMES[table.delimiter]}",
+        *([table.origin] if table.origin else []),
+        *([] if is_sheet else [f"columns separated by {DELIMITER_NAMES[table.delimiter]}"]),
         plural(table.count, "row"),
         *(
             [f"the {'day' if table.day_first else 'month'} stands first in dates"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuledger_collector.config import files
+from gpuledger_collector.config import files, workbook_process
 from gpuledger_collector.storage.access import reader_watch, readers
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.bounded_file import MAX_SECRET_BYTES, MAX_TOML_BYTES
@@ -33,7 +33,15 @@ def _file(way_in: str, max_bytes: str, inflated: str, records: str, adds: str, d
     )
 
 
-_TABLE = _file("table of jobs or devices (CSV, .gz)", _CONTENT, _CONTENT, _ROWS, _LEDGER)
+_TABLE = _file(
+    "table of jobs or devices (CSV, .gz, .xlsx)",
+    _CONTENT,
+    f"{_CONTENT}; of a workbook {workbook_process.MAX_INFLATED_BYTES // _MIB} MiB, and its reader has "
+    f"{workbook_process.MAX_MEMORY_BYTES // _MIB} MiB of memory",
+    _ROWS,
+    _LEDGER,
+    f"{workbook_process.MAX_CPU_SECONDS} s of CPU for a workbook",
+)
 _BILL = _file(
     "bill of a provider (FOCUS, CSV, .gz, Parquet)",
     _CONTENT,

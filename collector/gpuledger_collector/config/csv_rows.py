@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.config import workbook
 from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.files import bounded_rows, read_content
 from gpuledger_collector.config.model import Record, Row
 
+WINDOWS = "read as Windows-1252, because it is not UTF-8"
+_NO_TEXT = "is no text; save its table as CSV UTF-8 or .xlsx"
+_JSON = re.compile(r"\s*(?:\{\s*[\"}]|\[\s*[\[{\"\]])")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 Value = TypeVar("Value")
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -50,7 +55,7 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any]) -> Iterator[
 
     Raises OSError when the file cannot be opened.
     """
-    text = decode(path, parsed.problems)
+    text = decode(path, parsed.problems, parsed.notes)
     if text is None:
         return iter(())
     header, records = split_rows(path, text, parsed.problems)
@@ -69,34 +74,73 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any]) -> Iterator[
     )
 
 
-def decode(path: Path, problems: list[Problem]) -> str | None:
-    """The file's text, gunzipped when its name ends in .gz; None after adding a problem. Raises OSError."""
+@dataclass(frozen=True)
+class TableText:
+    """The text of a file of rows. `origin`: how it became text, where that is worth a word; else empty.
+
+    `delimiter` None: to be seen by the text.
+    """
+
+    text: str
+    origin: str = ""
+    delimiter: str | None = None
+
+
+def decode(path: Path, problems: list[Problem], notes: list[str]) -> str | None:
+    """The file's text, as `read_table_text` reads it, with a note where that is worth a word. Raises OSError."""
+    table = read_table_text(path, problems)
+    if table is None:
+        return None
+    if table.origin:
+        notes.append(table.origin)
+    return table.text
+
+
+def read_table_text(path: Path, problems: list[Problem], sheet: str | None = None) -> TableText | None:
+    """The file's text, gunzipped when its name ends in .gz; None after adding a problem. Raises OSError.
+
+    Of a workbook it is the sheet of this name, or the first one.
+    """
     content = bytearray()
     try:
         content = read_content(path)
+        if workbook.is_workbook(content):
+            chosen = workbook.read_sheet(path, content, sheet)
+            return TableText(chosen.text, f"sheet {chosen.name!r} of a workbook", ",")
+        if sheet is not None or content.startswith(b"%PDF"):
+            message = _NO_TEXT if sheet is None else "is no workbook, and has no sheets; leave out --sheet"
+            problems.append(Problem("bad_workbook", str(path), message))
+            return None
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # "Unicode text" of spreadsheets
-            return content.decode("utf-16")
-        return content.decode("utf-8-sig")  # spreadsheets begin their UTF-8 files with a byte order mark
+            return TableText(content.decode("utf-16"))
+        return TableText(content.decode("utf-8-sig"))  # spreadsheets begin their UTF-8 files with a byte order mark
+    except workbook.WorkbookRefused as error:
+        problems.append(Problem("bad_workbook", str(path), str(error)))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         problems.append(Problem("bad_gzip", str(path), f"is not a whole gzip file: {error}"))
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        problems.append(Problem("bad_encoding", f"{path}:{line}", _encoding_message(path, content)))
+        try:
+            return TableText(_windows_text(content), WINDOWS)
+        except UnicodeDecodeError:
+            problems.append(Problem("bad_encoding", f"{path}:{line}", "is not UTF-8 text; save it as CSV UTF-8"))
+        except ValueError as mixed:
+            problems.append(Problem("bad_encoding", f"{path}:{line}", str(mixed)))
     return None
 
 
-def _encoding_message(path: Path, content: bytearray) -> str:
-    """Why a file is no text, and how to make it one: Windows writes the letters of western Europe in a byte each."""
-    if content.startswith(b"PK\x03\x04"):
-        return "is a workbook (.xlsx, .ods) or an archive and no text; save its sheet as CSV UTF-8"
-    try:
-        content.decode("cp1252")
-    except UnicodeDecodeError:
-        return "is not UTF-8 text; save it as CSV UTF-8"
-    return (
-        "is not UTF-8 but looks like Windows-1252; save it as CSV UTF-8, or: "
-        f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > utf8.csv"
-    )
+def _windows_text(content: bytearray) -> str:
+    """The text of a file that is not UTF-8 as Windows writes it: a byte for each letter of western Europe.
+
+    Raises ValueError for a file that is UTF-8 but for some places, and UnicodeDecodeError for what is no text.
+    """
+    if b"\0" in content:
+        raise ValueError(_NO_TEXT)
+    # A letter of UTF-8 has bytes that Windows would read as two or three odd ones.
+    letters = _NOT_ASCII.findall(content.decode("utf-8", "surrogateescape"))
+    if any(letter < "\udc80" or letter > "\udcff" for letter in letters):
+        raise ValueError("is UTF-8 text up to here; some of it was written otherwise: save it as CSV UTF-8")
+    return content.decode("cp1252")
 
 
 def split_rows(
@@ -106,6 +150,9 @@ def split_rows(
 
     `free`: the column that may hold the delimiter itself, for programs that do not quote.
     """
+    if _JSON.match(text):
+        problems.append(Problem("bad_csv", f"{path}:1", "is JSON and no table; write its rows as CSV"))
+        return [], iter(())
     # Line by line: a StringIO takes four bytes for each character.
     lines = (match[0] for match in _LINE.finditer(text))
     reader = csv.reader(lines, strict=True, delimiter=delimiter)

@@ -1,13 +1,14 @@
 """gpuledger start, and the tables of jobs that it and `import usage` read."""
 
+import csv
 import datetime as dt
 import json
 import re
-import zipfile
 from collections import Counter
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import openpyxl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -424,25 +425,24 @@ def test_the_command_that_is_named_is_what_import_sacct_reads() -> None:
     assert tuple(SACCT_COLUMNS.split(",")) == COLUMNS
 
 
-def test_a_file_of_windows_is_named_with_its_cure(run, tmp_path) -> None:
-    """Umlauts of Windows-1252 are no UTF-8; the command that is named makes them that."""
-    path = tmp_path / "jobs.csv"
-    path.write_bytes("job_id;Team;gpus;start;end\n1;Größe;1;1759276800;\n".encode("cp1252"))
-    code, _, err = run("start", path, "--yes")
-    assert code == 2
-    assert (
-        "looks like Windows-1252; save it as CSV UTF-8, or: iconv -f WINDOWS-1252 -t UTF-8 jobs.csv > utf8.csv" in err
-    )
-
-
-def test_a_workbook_is_no_csv(run, tmp_path) -> None:
-    """The sentence says what to do in the spreadsheet, and not how to convert letters."""
-    path = tmp_path / "jobs.xlsx"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as book:
-        book.writestr("xl/workbook.xml", "<workbook/>" * 100)
-    code, _, err = run("start", path, "--yes")
-    assert code == 2
-    assert "is a workbook (.xlsx, .ods) or an archive and no text; save its sheet as CSV UTF-8" in err
+def test_a_workbook_and_a_file_of_windows_are_the_bill_of_the_csv(run, tmp_path, fleet) -> None:
+    """The first file is imported, and the others change nothing: their rows are the same."""
+    rows = list(csv.reader((EXAMPLES / "jobs.csv").read_text().replace("vision", "Größe").splitlines()))
+    made = openpyxl.Workbook()
+    for row in rows:
+        made.active.append(row)
+    made.save(tmp_path / "jobs.xlsx")
+    for name, encoding in (("windows.csv", "cp1252"), ("jobs.csv", "utf-8")):
+        (tmp_path / name).write_text("".join(",".join(row) + "\n" for row in rows), encoding=encoding)
+    code, out, err = run("start", tmp_path / "jobs.xlsx", "--rate", "2.50", "--yes")
+    assert code == 0, err
+    assert "sheet 'Sheet' of a workbook, 6 rows" in out
+    assert "1900.62" in out
+    for name in ("windows.csv", "jobs.csv"):
+        code, out, err = run("start", tmp_path / name, "--rate", "2.50", "--yes")
+        assert code == 0, err
+        assert "0 added, 0 updated, 5 unchanged; no bill changes" in out
+        assert ("read as Windows-1252, because it is not UTF-8" in out) == (name == "windows.csv")
 
 
 def test_a_sum_below_the_rows_is_no_job(written) -> None:

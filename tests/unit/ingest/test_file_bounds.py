@@ -61,7 +61,7 @@ def test_a_bomb_is_inflated_up_to_the_bound_and_no_further(bomb, small_bound, mo
     tracemalloc.start()
     try:
         with pytest.raises(FileTooLarge, match=f"larger than {BOUND} bytes"):
-            csv_rows.decode(bomb, [])
+            csv_rows.decode(bomb, [], [])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -46,6 +46,7 @@ class BillFile:
     sha256: str
     bills: dict[BillPeriod, list[BillLine]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def _read_amount(value: object) -> Decimal:
@@ -109,7 +110,7 @@ def read_bill(path: Path, provider: str | None = None) -> BillFile:
     if path.suffix == ".parquet":
         header, records = _read_parquet(path, bill.problems)
     else:
-        text = decode(path, bill.problems)
+        text = decode(path, bill.problems, bill.notes)
         header, records = ([], iter(())) if text is None else split_rows(path, text, bill.problems)
     if not bill.problems:
         bill.problems += missing_columns(path, header, _Line.needed_columns())

@@ -85,12 +85,13 @@ class TableOptions:
     """What a person says about a table that it does not say itself.
 
     `columns`: meaning -> header name, against the synonyms; `zone`: of times without one; `day_first`: how to read
-    03/04/2026.
+    03/04/2026; `sheet`: which one of a workbook, None for the first.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     zone: str | None = None
     day_first: bool | None = None
+    sheet: str | None = None
 
 
 def delimiter_of(text: str) -> str:

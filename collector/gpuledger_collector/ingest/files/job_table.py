@@ -9,6 +9,7 @@ A file is read twice: once to decide what its columns mean, which takes all of i
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import decode, split_rows
+from gpuledger_collector.config.csv_rows import TableText, read_table_text, split_rows
 from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.ingest.files.headers import (
@@ -55,6 +56,10 @@ _POINT_THOUSANDS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+", re.ASCII)
 _COMMA_THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+", re.ASCII)
 _SEPARATOR = re.compile(r"sep=(.)\r?\n")
 _STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(?:batch|extern|interactive|\d+)", re.ASCII)
+_OPENCOST = {"__idle__": "GPUs that no pod held", "__unmounted__": "volumes that no pod mounted"}
+"""Rows of OpenCost and Kubecost that are no workloads, by what stands in place of a name."""
+_NO_OWNER = "__unallocated__"
+"""What they write in place of a label that a workload lacks."""
 _NO_INSTANT = {"", "unknown", "none", "n/a", "null", "nan", "-"}
 _SUMS = {"total", "totals", "sum", "subtotal", "grand total", "summe", "gesamt", "gesamtsumme", "totale", "suma"}
 _BAD = "?"
@@ -88,6 +93,8 @@ class JobTable:
     """The column of namespaces, where ids are unique in a namespace only."""
     account: str | None = None
     """The column of accounts, where they are the teams."""
+    origin: str = ""
+    """How the file became text, where that is worth a word."""
 
     @cached_property
     def meanings(self) -> dict[str, str]:
@@ -151,13 +158,10 @@ def read_table(
 
     `needed` and `known`: the meanings that a table must and may have, besides tags.
     """
-    text = decode(path, problems)
-    if text is None:
+    content = read_table_text(path, problems, options.sheet)
+    if content is None:
         return None
-    # Spreadsheets write the delimiter into a first line of its own; it counts as a line of the file.
-    said = _SEPARATOR.match(text)
-    text, first_line = (text[said.end() :], 1) if said else (text, 0)
-    delimiter = said[1] if said else delimiter_of(text)
+    text, first_line, delimiter = _begin(content)
     wrong: list[Problem] = []
     header, _ = split_rows(path, text, wrong, delimiter)
     columns = {} if wrong else column_meanings(path, header, [*known, *DURATIONS, SUSPENDED], options, wrong)
@@ -178,7 +182,8 @@ def read_table(
     # What a person must say of the rows as well is said at once: by the columns that are most likely meant.
     likely = {name: meaning for meaning, name in guesses(columns, missing).items() if name is not None}
     zone = ZoneInfo(options.zone) if options.zone else None
-    table = JobTable(path, text, first_line, delimiter, header, {**columns, **likely}, zone=zone)
+    meanings = {**columns, **likely}
+    table = JobTable(path, text, first_line, delimiter, header, meanings, zone=zone, origin=content.origin)
     survey = _survey(table)
     day_first = _day_first(table, survey, options, problems)
     has_decimal_comma = _has_decimal_comma(table, survey, problems)
@@ -196,6 +201,17 @@ def read_table(
         namespace=namespace_column(columns),
         account=account_column(columns),
     )
+
+
+def _begin(content: TableText) -> tuple[str, int, str]:
+    """The text from its header on, how many lines stand before it, and what separates its cells."""
+    if content.delimiter is not None:
+        text = content.text.lstrip("\n")
+        return text, len(content.text) - len(text), content.delimiter
+    # Spreadsheets write the delimiter into a first line of its own; it counts as a line of the file.
+    if said := _SEPARATOR.match(content.text):
+        return content.text[said.end() :], 1, said[1]
+    return content.text, 0, delimiter_of(content.text)
 
 
 def _unclear(table: JobTable, survey: _Survey) -> Iterator[Problem]:
@@ -257,10 +273,13 @@ def records(
     id_column, start_column = table.meanings["workload_id"], table.meanings["start"]
     gpus_column = table.meanings["gpus"]
     steps = 0
+    opencost: Counter[str] = Counter()
     kinds = AllocationKinds()
     for row in table.rows(problems):
         if table.job_ids and _step_of(row.cells[id_column].strip()) in table.job_ids:
             steps += 1
+        elif (name := _opencost_row(row.cells)) is not None:
+            opencost[name] += 1
         elif row.cells[start_column].strip().casefold() in _NO_INSTANT and (total := _sum_in(row.cells)) is not None:
             notes.append(f"line {row.line} ({total!r}) is a sum and no job: left out")
         elif not kinds.is_shared(row.cells[gpus_column]):
@@ -269,6 +288,11 @@ def records(
         notes.append(f"{plural(table.repeated_headers, 'repeated header line')}: left out")
     if steps:
         notes.append(f"{plural(steps, 'step')} of Slurm jobs that have a row of their own: left out")
+    notes += [
+        f"{plural(count, 'row')} {name!r} of OpenCost ({_OPENCOST[name]}): left out" for name, count in opencost.items()
+    ]
+    if reader.without_owner:
+        notes.append(f"{plural(reader.without_owner, 'row')} with {_NO_OWNER!r} for an owner: billed without that tag")
     notes += kinds.notes()
     notes += reader.held.notes()
     repeated = reader.instants.repeated
@@ -293,6 +317,8 @@ class _RecordReader:
     has_tres: bool = field(init=False)
     """Whether GPUs are read from AllocTRES."""
     held: HeldTime = field(init=False)
+    without_owner: int = 0
+    """Rows whose tags are `__unallocated__`."""
     tag_sets: dict[tuple[str, ...], Mapping[str, str]] = field(default_factory=dict)
     """By their values: many rows have the same."""
 
@@ -332,7 +358,9 @@ class _RecordReader:
         tags = self.tag_sets.get(values)
         if tags is None:
             names = (name for name, _ in self.tags)
-            tags = self.tag_sets[values] = {name: value for name, value in zip(names, values, strict=True) if value}
+            pairs = zip(names, values, strict=True)
+            tags = self.tag_sets[values] = {name: value for name, value in pairs if value not in {"", _NO_OWNER}}
+        self.without_owner += _NO_OWNER in values
         if self.table.namespace is not None and (namespace := raw[self.table.namespace].strip()):
             cells["workload_id"] = f"{namespace}/{cells['workload_id']}"
         return Record(row.file, row.line, cells), tags
@@ -378,6 +406,11 @@ class _RecordReader:
 def _step_of(job: str) -> str | None:
     step = _STEP.fullmatch(job)
     return None if step is None else step[1]
+
+
+def _opencost_row(cells: Mapping[str, str]) -> str | None:
+    """What OpenCost says in place of a name where a row is no workload: alone, or behind that of its cluster."""
+    return next((name for cell in cells.values() if (name := cell.strip().rpartition("/")[2]) in _OPENCOST), None)
 
 
 def _sum_in(cells: Mapping[str, str]) -> str | None:

@@ -118,7 +118,7 @@ FREE_FROM = COLUMNS.index("comment")
 
 def is_sacct(path: Path) -> bool:
     """Whether a file begins as `read_sacct` reads it, with its columns as header or with a job. Raises OSError."""
-    text = decode(path, [])
+    text = decode(path, [], [])
     first = "" if text is None else text.lstrip("\r\n").partition("\n")[0]
     return first.count("|") >= len(COLUMNS) - 1 and (_BEGINS.match(first) is not None or _is_header(first))
 
@@ -135,7 +135,7 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
     A job that stands twice with other values is a bad row, as in every usage import, unless they are runs of it.
     """
     parsed = UsageFile(columns=UsageColumns(has_runs=True), source=UsageSource.sacct)
-    text = decode(path, parsed.problems)
+    text = decode(path, parsed.problems, parsed.notes)
     if text is None:
         return parsed
     if (problem := _other_columns(path, text)) is not None:

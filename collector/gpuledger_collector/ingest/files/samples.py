@@ -60,7 +60,7 @@ def read_samples(path: Path, start_ms: int | None = None, instants: Instants = D
     `start_ms` is when a recording began: its ticks only say how long after.
     """
     parsed: Parsed[SampleRow] = Parsed()
-    text = decode(path, parsed.problems)
+    text = decode(path, parsed.problems, [])
     if text is None:
         return parsed
     records = read_records(path, _Sample, parsed)

@@ -86,6 +86,7 @@ def read_usage(path: Path, options: UsageOptions) -> UsageFile:
     parsed = UsageFile()
     table = understand(path, options, parsed.problems)
     if table is not None:
+        parsed.notes += [table.origin] if table.origin else []
         ignored = ignored_notes(table.columns)
         parsed.notes += [f"column {name!r} is ignored" for name, resembles in ignored if resembles is None]
         read_table_rows(table, options, parsed)

@@ -28,6 +28,18 @@ def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
     return [CapacityRow(*row) for row in rows]
 
 
+def gpus_by_node(connection: Connection, names: Sequence[str], period: Period) -> dict[str, int]:
+    """Sum the GPUs, in millionths, that each of these nodes had in the period; unknown ones are left out."""
+    rows = connection.execute(
+        """
+        SELECT n.name, sum(c.gpu_micro)::bigint FROM capacity c JOIN node n ON n.id = c.node_id
+        WHERE n.name = ANY(%s) AND c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) GROUP BY 1
+        """,
+        (list(names), period.end_ms, period.start_ms),
+    )
+    return {str(name): int(micro) for name, micro in rows}
+
+
 def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.datetime) -> ImportOutcome:
     """Replace the inventory of every accelerator named here; others keep theirs.
 
