@@ -41,9 +41,9 @@ def apply(
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; other rules are superseded,
     never deleted. The same holds for [[adjustment]] (markups, discounts, tiers), [[location]], [[node_cost]],
-    [[budget]], [[shared_cost]], [[share]], [[cost_center]], [[carbon]], [[recipient]], [[contact]], [[action]] and
-    [[pool]] tables. Prices are added as `import prices` does; credits and debits are booked once. The affected days are
-    rated again.
+    [[budget]], [[shared_cost]], [[share]], [[cost_center]], [[carbon]], [[recipient]], [[contact]], [[anomaly_floor]],
+    [[action]] and [[pool]] tables. Prices are added as `import prices` does; credits and debits are booked once. The
+    affected days are rated again.
     """
     parsed = read_declared(file)
     for problem in in_order(parsed.problems):

@@ -100,6 +100,12 @@ KINDS: Mapping[str, Kind] = {
         stored_notifications.replace_contacts,
         stored_notifications.contacts,
     ),
+    "anomaly_floor": Kind(
+        "floors of anomalies",
+        notification_rules.DeclaredAnomalyFloor,
+        stored_notifications.replace_anomaly_floors,
+        stored_notifications.anomaly_floors,
+    ),
     "action": Kind(
         "actions",
         notification_rules.DeclaredAction,

@@ -1,4 +1,4 @@
-"""Delivery rules of recipients, contacts and reclaim actions: [[recipient]], [[contact]] and [[action]] tables.
+"""Who is notified, when and of what: [[recipient]], [[contact]], [[anomaly_floor]] and [[action]] tables.
 
 [[recipient]]
 address = "lead@example.com"     # "*": every mail address without its own
@@ -15,6 +15,10 @@ address = "{user}@example.com"
 team = "vision"
 leads = ["lead@example.com"]
 
+[[anomaly_floor]]
+currency = "USD"
+amount = 50                      # a smaller anomaly is on the pages and in no mail
+
 [[action]]
 name = "vision gives back"
 team = "vision"
@@ -29,8 +33,10 @@ from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, fie
 
 from gpuledger_collector.config.fields import (
     Clock,
+    Currency,
     Flag,
     Name,
+    PositiveMicroAmount,
     QuietHours,
     Recipients,
     Text,
@@ -48,6 +54,7 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     MIN_IDLE_MINUTES,
     RECLAIMABLE_STATES,
     SCANCEL,
+    AnomalyFloor,
     Contact,
     ReclaimRule,
 )
@@ -163,6 +170,17 @@ class DeclaredContact(Declaration):
         """The declaration with the keys of a user or those of a team."""
         names = ("user", *USER_FIELDS) if value.user else ("team", *TEAM_FIELDS)
         return cls.model_construct(**{name: getattr(value, name) for name in names})
+
+
+class DeclaredAnomalyFloor(Declaration):
+    """What a spending anomaly must cost beyond the usual before anybody is notified of it."""
+
+    currency: Currency
+    amount_micro: PositiveMicroAmount = Field(alias="amount")
+
+    value_type = AnomalyFloor
+    identity = ("currency",)
+    conflict = ("currency", "line {line} has a floor of this currency already")
 
 
 class DeclaredAction(Declaration):

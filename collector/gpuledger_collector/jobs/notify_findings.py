@@ -224,6 +224,7 @@ class _Run:
         known = finding_notifications.recent(self._connection, ANOMALY, self._at_ms - HISTORY_MS)
         ongoing = finding_notifications.ongoing_anomalies(self._connection, self._at_ms)
         keys = {finding.key for finding in ongoing}
+        floors = {floor.currency: floor.amount_micro for floor in notification_rules.anomaly_floors(self._connection)}
         for notification in known:
             is_old = notification.notified_ms < self._at_ms - MAX_AGE_MS
             if notification.closed_ms is None and is_old and not keys & set(notification.findings):
@@ -237,6 +238,9 @@ class _Run:
                 if grown != same:
                     known[known.index(same)] = grown
                     finding_notifications.update(self._connection, grown)
+                continue
+            # Looked at in each run: a small episode may grow.
+            if (finding.cost_micro or 0) < floors.get(finding.currency or "", 0):
                 continue
             contact = team_contact(self._contacts, finding.team)
             recipients = contact.recipients or contact.leads

@@ -128,6 +128,14 @@ team = "vision"
 leads = ["lead@example.com"]
 summary = false
 
+[[anomaly_floor]]
+currency = "USD"
+amount = 50
+
+[[anomaly_floor]]
+currency = "EUR"
+amount = 45.5
+
 [[action]]
 name = "vision gives back"
 team = "vision"

@@ -281,6 +281,41 @@ def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, wri
     assert "sweep (H100)" in text
 
 
+def test_an_anomaly_below_its_floor_is_in_no_mail(fleet, apply, run, write) -> None:
+    """Until it has grown beyond it; the floor is of its currency, and the audit log has who changed it."""
+
+    def finding(cost_micro: int, currency: str = "USD") -> None:
+        fleet.connection.execute("DELETE FROM finding")
+        parts = {"days_before": 7, "price_micro": 0, "volume_micro": cost_micro, "mix_micro": 0}
+        evidence = json.dumps({**parts, "rates": [], "drivers": []})
+        fleet.connection.execute(
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
+            "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', 'usage', 'robotics', 'robotics', "
+            "'{}', %s, %s, %s, 0.9, %s, %s, %s, %s)",
+            (f"anomaly:{currency}", OCTOBER, OCTOBER, OCTOBER + DAY, currency, cost_micro, cost_micro, evidence),
+        )
+
+    floors = '[[anomaly_floor]]\ncurrency = "USD"\namount = 50\n[[anomaly_floor]]\ncurrency = "EUR"\namount = 2.4\n'
+    code, out, err = apply(CONTACTS + floors)
+    assert code == 0, err
+    assert "floors of anomalies: 2 added" in out
+    for cost_micro, count in ((2_400_000, 0), (49_999_999, 0), (50_000_000, 1), (60_000_000, 0)):
+        finding(cost_micro)
+        assert write(1).anomalies == count, cost_micro
+    finding(2_400_000, "EUR")
+    assert write(1).anomalies == 1
+    finding(1, "JPY")
+    assert write(1).anomalies == 1
+    assert "anomaly_floor" in run("audit", "list")[1]
+    code, _, err = apply(floors + floors)
+    assert code == 2
+    assert "line 1 has a floor of this currency already" in err
+    for amount in ("0", "-1", '"much"'):
+        code, _, err = apply(f'[[anomaly_floor]]\ncurrency = "USD"\namount = {amount}\n')
+        assert code == 2
+        assert "amount" in err
+
+
 def test_a_storm_hides_no_spending_of_its_team(fleet, apply, run, write) -> None:
     """A cheap storm that goes on, or is meant so, and a runaway of the same team: both are told; the storm, grown, not.
 

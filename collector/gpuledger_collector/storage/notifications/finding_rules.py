@@ -58,6 +58,14 @@ class Contact:
 
 
 @dataclass(frozen=True, slots=True)
+class AnomalyFloor:
+    """What a spending anomaly must cost beyond the usual, in micro-units, before anybody is notified of it."""
+
+    currency: str
+    amount_micro: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReclaimRule:
     """What a team opted in to: how its idle workloads are reclaimed (`do`: scancel, evict or webhook:NAME), and when.
 

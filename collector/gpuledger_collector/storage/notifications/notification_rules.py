@@ -12,9 +12,9 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications.delivery_rules import DeliveryRules
-from gpuledger_collector.storage.notifications.finding_rules import Contact, ReclaimRule
+from gpuledger_collector.storage.notifications.finding_rules import AnomalyFloor, Contact, ReclaimRule
 
-RECIPIENT, CONTACT, ACTION = "recipient", "contact", "action"
+RECIPIENT, CONTACT, ACTION, ANOMALY_FLOOR = "recipient", "contact", "action", "anomaly_floor"
 
 
 def recipients(connection: Connection) -> dict[str, DeliveryRules]:
@@ -30,6 +30,11 @@ def contacts(connection: Connection) -> list[Contact]:
 def actions(connection: Connection) -> list[ReclaimRule]:
     """Reclaim rules of teams that opted in, by name."""
     return [ReclaimRule(**terms) for terms in _current(connection, ACTION).values()]
+
+
+def anomaly_floors(connection: Connection) -> list[AnomalyFloor]:
+    """What an anomaly must cost before it is mailed, by currency."""
+    return [AnomalyFloor(**terms) for terms in _current(connection, ANOMALY_FLOOR).values()]
 
 
 def _current(connection: Connection, kind: str) -> dict[str, dict[str, Any]]:
@@ -56,6 +61,11 @@ def replace_contacts(connection: Connection, wanted: Sequence[Contact], now: dt.
 def replace_actions(connection: Connection, wanted: Sequence[ReclaimRule], now: dt.datetime) -> ImportOutcome:
     """Replace the reclaim rules."""
     return _replace(connection, ACTION, {each.name: asdict(each) for each in wanted}, now)
+
+
+def replace_anomaly_floors(connection: Connection, wanted: Sequence[AnomalyFloor], now: dt.datetime) -> ImportOutcome:
+    """Replace what an anomaly must cost before it is mailed."""
+    return _replace(connection, ANOMALY_FLOOR, {each.currency: asdict(each) for each in wanted}, now)
 
 
 def _replace(

@@ -24,7 +24,7 @@ table(
     "notification_rule",
     "Delivery preferences, contacts of teams, and permitted actions: rows are superseded, never edited.",
     identity(),
-    column("kind", TEXT, "recipient, contact or action"),
+    column("kind", TEXT, "recipient, contact, action or anomaly_floor"),
     *required(TEXT, "name"),
     *required(JSONB, "terms"),
     *versioned(),
