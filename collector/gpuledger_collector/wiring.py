@@ -10,7 +10,7 @@ import dataclasses
 import datetime as dt
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -329,6 +329,7 @@ def intakes(
     from gpuledger_collector.ingest.batches.store import Store
     from gpuledger_collector.ingest.remote_write.series import SeriesCache
     from gpuledger_collector.ingest.remote_write.store import RemoteStore
+    from gpuledger_collector.services import new_nodes
     from gpuledger_collector.storage.ledger import placements
 
     writing = opened.as_application("gpuledger-ingest", INGEST_SESSION)
@@ -342,7 +343,12 @@ def intakes(
     ) -> Mapping[int, Placement]:
         return placements.settle(connection, accelerators, since_ms, lambda _: metrics.contested.inc())
 
+    def warn_of_new_nodes(names: Sequence[str]) -> None:
+        if keys.lets_anybody_report:
+            log.warning("%s", new_nodes.sentence(names))
+
     store = Store(partition_maker(clock), settle_placements, is_shared=is_shared)
+    store.ids.on_new_nodes = warn_of_new_nodes
     limits = Limits(
         writers=settings.writers,
         flush_batches=settings.flush_batches,

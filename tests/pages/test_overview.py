@@ -303,3 +303,19 @@ def test_a_pools_chart_has_its_days_under_it():
     one = pages.PoolOutlook("p", (1.0,) * 72, ((1.0, 2.0, 3.0),) * 24, "", start)
     plot = pages.pool_facts(one)["plot"]
     assert re.findall(r">(\d+ [A-Z][a-z]+)</text>", plot) == ["30 Oct", "31 Oct", "1 Nov", "2 Nov"]
+
+
+def test_gpus_of_a_silent_node_are_not_counted_as_well(fleet, overview, reads):
+    """What they were ten minutes ago is not known of now; those of a node that reports still are."""
+    fleet.node("n2")
+    for number, node in ((1, "n1"), (2, "n1"), (3, "n2")):
+        fleet.capacity(number, 30 * DAY, node=node)
+    fleet.connection.execute("UPDATE accelerator SET health = 'ok'")
+    for seconds, health in ((599, "3 ok"), (601, "1 ok 2 silent")):
+        fleet.connection.execute(
+            "UPDATE node SET last_seen_at = to_timestamp(%s) - %s * interval '1 second' * (name = 'n1')::int",
+            (reads.now_ms / 1000, seconds),
+        )
+        page = Page(overview())
+        assert page.faults == []
+        assert f"Fleet health {health} " in page.text, page.text

@@ -35,6 +35,7 @@ from gpuledger_collector.export.chargeback import as_csv, unbilled_line, waste_l
 from gpuledger_collector.export.findings import counted, lasting
 from gpuledger_collector.export.shortened import is_rest, shortened
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
+from gpuledger_collector.services import new_nodes
 from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.chargeback import direct_costs_by_team, notices, read_chargeback
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
@@ -46,6 +47,7 @@ from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing import statements as stored
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
+from gpuledger_collector.storage.ledger.health import first_heard
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 
@@ -178,7 +180,8 @@ def overview_page(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]],
     # One snapshot, so that the parts of a page agree with each other; rendering happens after it is released.
     with context.database.transaction(read_only=True) as connection:
         ledger = _ledger_facts(connection, now_ms, view)
-        current = _current_facts(connection, now_ms, view, ledger["fleet"].reports)
+        is_open = context.keys.lets_anybody_report
+        current = _current_facts(connection, now_ms, view, reports=ledger["fleet"].reports, is_open=is_open)
         site = view.site(connection, "/", now_ms)
     empty = not ledger["fleet"].nodes and not ledger["has_rows"] and not site.periods
     # Forecasting takes seconds: the page shows the last one, and none while there is none yet.
@@ -265,14 +268,18 @@ def _nothing(connection: Connection, period: Period, view: View, rated_ms: int |
     return "nothing is rated yet", "Nothing of it is rated yet: rating starts a minute after the first evidence."
 
 
-def _current_facts(connection: Connection, now_ms: int, view: View, reports: bool) -> dict[str, Any]:
-    """What the overview says about now: findings, budgets and nodes, for the template; `reports`: a node does."""
+def _current_facts(connection: Connection, now_ms: int, view: View, *, reports: bool, is_open: bool) -> dict[str, Any]:
+    """What the overview says about now: findings, budgets and nodes, for the template.
+
+    `reports`: whether a node does; `is_open`: whether any agent may, without a token.
+    """
     scope = view.scope
     with as_viewer(connection, view.reader.owner):
         idle = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), scope)
         anomalies = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), scope)
         budgets = [status for status in standings(connection, now_ms) if scope.sees(status.budget.owner)]
     nodes = overview.nodes(connection) if view.owner is None else []
+    heard = first_heard(connection, now_ms - DAY_MS) if view.owner is None and is_open else []
     looked_ms = findings.progress(connection, "idle")
     ongoing = sorted(
         (finding for finding in idle if finding["resolved_ms"] is None),
@@ -287,6 +294,8 @@ def _current_facts(connection: Connection, now_ms: int, view: View, reports: boo
         "anomaly_days": ANOMALY_DAYS,
         "budgets": [forms.budget_facts(status) for status in budgets],
         "nodes": [_node_facts(node, now_ms) for node in nodes],
+        "first_heard": new_nodes.sentence(heard) if heard else "",
+        "first_heard_cure": new_nodes.CURE,
     }
 
 

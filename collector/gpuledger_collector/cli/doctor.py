@@ -19,6 +19,7 @@ from gpuledger_collector.cli.remediation import Finding, bad, note, ok, remediat
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import proof
+from gpuledger_collector.services import new_nodes
 from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.settings import Settings
@@ -83,6 +84,7 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
     return [
         ok("database", f"PostgreSQL {version.split()[0]} answers, its schema is current"),
         *ledger(seen, now_ms),
+        *unasked(seen, chosen),
         *proofs(wrong),
         viewers(remedy, unfiltered),
         *roles(unlimited),
@@ -247,6 +249,13 @@ def agents(seen: LedgerHealth) -> Iterator[Finding]:
     if not seen.silent and not seen.troubled:
         verb = "reports" if seen.nodes == 1 else "report"
         yield ok("agents", f"{plural(seen.nodes, 'node')} {verb}, {plural(seen.accelerators, 'accelerator')}")
+
+
+def unasked(seen: LedgerHealth, chosen: Settings) -> Iterator[Finding]:
+    """Nodes that were taken without a token, the day they were first heard of."""
+    asks = chosen.require_tokens or not chosen.on_loopback or chosen.agent_tokens() or chosen.identity_header
+    if seen.first_heard and not seen.has_agent_tokens and not asks:
+        yield note("tokens", new_nodes.sentence(seen.first_heard), new_nodes.CURE)
 
 
 def jobs(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ import datetime as dt
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,8 @@ class IdCache:
     workloads: dict[str, _CachedName] = field(default_factory=dict)
     attributes: dict[Content, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    on_new_nodes: Callable[[Sequence[str]], None] = lambda _: None
+    """Called with nodes of which the ledger had never heard, after they are committed."""
     _generation: object = field(default_factory=object)
     """Replaced when a cached record changes or is forgotten; lists that were resolved before are looked up again."""
     _since: dt.datetime | None = None
@@ -230,7 +232,8 @@ class IdCache:
         # Committed before the batches that need the ids: a cached id never refers to a row that was rolled back. The
         # order of the tables is fixed as well: nodes, accelerators, workloads, then the attributes that refer to them.
         with connection.transaction():
-            ids.nodes.update(write_nodes(connection, [name for name, _, _ in nodes], now))
+            node_ids, new_nodes = write_nodes(connection, [name for name, _, _ in nodes], now)
+            ids.nodes.update(node_ids)
             # Two nodes may report one GPU (a moved card, a copied image): the node in the inventory decides what pages
             # show.
             elsewhere = held_elsewhere(connection, batches, {name for name, _, _ in accelerators})
@@ -240,6 +243,8 @@ class IdCache:
             ids.workloads.update(write_workloads(connection, workloads, now))
             ids.attributes.update(write_accelerator_attributes(connection, missing, ids.accelerators))
             ids.attributes.update(write_workload_attributes(connection, missing, ids.workloads))
+        if new_nodes:
+            self.on_new_nodes(new_nodes)
         with self.lock:
             self.attributes.update({content: ids.attributes[content] for content in missing})
             _remember(self.nodes, nodes, ids.nodes)
@@ -341,17 +346,18 @@ def node_scope(batch: Accepted) -> str:
     return batch.node if any(record.kind in NODE_SCOPED_KINDS for record in batch.workloads.values()) else ""
 
 
-def write_nodes(connection: Connection, names: list[str], now: dt.datetime) -> dict[str, int]:
-    """Write rows for new nodes; return ids by name."""
+def write_nodes(connection: Connection, names: list[str], now: dt.datetime) -> tuple[dict[str, int], list[str]]:
+    """Write rows for new nodes; return ids by name, and the names that are new."""
     if not names:
-        return {}
-    connection.execute(
+        return {}, []
+    new = connection.execute(
         # DO NOTHING returns no row for a name that exists, so the ids are read by a second statement.
         "INSERT INTO node (name, first_seen_at, last_seen_at) SELECT name, %s, %s FROM unnest(%s::text[]) AS name"
-        " ON CONFLICT (name) DO NOTHING",
+        " ON CONFLICT (name) DO NOTHING RETURNING name",
         (now, now, names),
-    )
-    return dict(connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (names,)).fetchall())
+    ).fetchall()
+    ids = connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (names,)).fetchall()
+    return dict(ids), [name for (name,) in new]
 
 
 def held_elsewhere(connection: Connection, batches: Sequence[Accepted], uuids: set[str]) -> dict[str, int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.placement import RefusedClaim
 from gpuledger_collector.storage.billing import locations
 from gpuledger_collector.storage.ledger import claims, retirements
 from gpuledger_collector.storage.locks import Connection
 
-MAX_CLAIMS = 20
+MAX_CLAIMS = MAX_NODES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class LedgerHealth:
     """Partitions of all partitioned tables."""
     refused: tuple[tuple[str, str], ...]
     """Senders of which reports are refused for a limit, and about how many lately."""
+    first_heard: tuple[str, ...]
+    """Nodes of which the ledger first heard within the last day, from agents."""
+    has_agent_tokens: bool
+    """Whether a token of an agent was ever created: from then on each agent needs one."""
     failed_writers: tuple[tuple[str, str], ...]
     """Hosts of live collectors -> why they last failed to write batches."""
 
@@ -143,6 +148,8 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
             "SELECT payer, round(used - extract(epoch FROM now() - at) * rate) FROM quota_use "
             "WHERE quota = 'refusals' AND used - 1 >= extract(epoch FROM now() - at) * rate ORDER BY used DESC LIMIT 10"
         ),
+        first_heard=tuple(first_heard(connection, now_ms - DAY_MS)),
+        has_agent_tokens=bool(number("SELECT count(*) FROM token WHERE role = 'agent'")),
         partitions=number(
             "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass, 'gpu_sample'::regclass)"
         ),
@@ -153,6 +160,16 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
             since=since_ms,
         ),
     )
+
+
+def first_heard(connection: Connection, since_ms: int) -> list[str]:
+    """List the nodes of which agents first spoke since an instant, by name; at most MAX_NODES."""
+    rows = connection.execute(
+        "SELECT name FROM node WHERE extract(epoch FROM first_seen_at) * 1000 >= %s AND status <> 'retired' "
+        "AND source <> 'inventory' ORDER BY name LIMIT %s",
+        (since_ms, MAX_NODES),
+    )
+    return [str(name) for (name,) in rows]
 
 
 def _number(connection: Connection, query: str, **values: object) -> int:

@@ -89,15 +89,18 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     """Read the fleet; a node is silent when it was last seen before that instant."""
     there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.out_ms IS NULL"""
+    # What an accelerator was when its node fell silent is not known of now.
+    health = "CASE WHEN extract(epoch FROM n.last_seen_at) * 1000 < %s THEN 'silent' ELSE a.health END"
     healths = connection.execute(
-        f"SELECT a.health, count(*), sum(a.gpu_micro), count(*) FILTER (WHERE a.gpu_micro < {MICRO}) {there} "
-        "GROUP BY 1 ORDER BY 1"
+        f"SELECT {health}, count(*), sum(a.gpu_micro), count(*) FILTER (WHERE a.gpu_micro < {MICRO}) {there} "
+        "GROUP BY 1 ORDER BY 1",
+        (silent_before_ms,),
     ).fetchall()
     causes = connection.execute(
         f"SELECT coalesce(n.name, ''), a.model || coalesce(' ' || a.gpu_index, ''), "
         "coalesce(nullif(a.health_cause, ''), a.health) "
-        f"{there} AND a.health NOT IN ('ok', 'unknown') ORDER BY 1, 2 LIMIT %s",
-        (MOST_CAUSES,),
+        f"{there} AND {health} NOT IN ('ok', 'unknown', 'silent') ORDER BY 1, 2 LIMIT %s",
+        (silent_before_ms, MOST_CAUSES),
     ).fetchall()
     row = connection.execute(
         "SELECT count(*), "
