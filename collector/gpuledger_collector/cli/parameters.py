@@ -11,6 +11,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from typer import BadParameter
+
 
 def adapt_parameters(command: Any) -> None:
     """Adapt the parameters of a command, and of those below it."""
@@ -59,6 +61,16 @@ def name_value(parameter: Any, kind: Any) -> None:
         parameter.metavar = choices or held
 
 
+def _own_words(error: BadParameter) -> str:
+    """What is wrong with a value, without the words of what typer converts by."""
+    cause = error.__cause__
+    if type(cause).__name__ != "ValidationError":
+        return error.message
+    from gpuledger_collector.mcp.arguments import complaint
+
+    return "; ".join(complaint(fault) for fault in cause.errors(include_url=False))  # type: ignore[union-attr]
+
+
 def _process_value(parameter: Any, kind: Any) -> Callable[[Any, Any], Any]:
     """Read a value as typer does, and without typer where nothing is to be converted.
 
@@ -73,7 +85,13 @@ def _process_value(parameter: Any, kind: Any) -> Callable[[Any, Any], Any]:
             return () if parameter.multiple or parameter.nargs == -1 else None
         if isinstance(value, str) and value in choices:
             return choices[value]
-        # A path is left to typer, which looks whether it has to exist.
-        return value if type(value) is kind else process_by_typer(ctx, value)
+        if type(value) is kind:
+            return value
+        try:
+            # A path is left to typer, which looks whether it has to exist.
+            return process_by_typer(ctx, value)
+        except BadParameter as error:
+            error.message = _own_words(error)
+            raise
 
     return process_value

@@ -15,10 +15,12 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gpuledger_collector import __version__
+from gpuledger_collector.mcp.arguments import sentence
 from gpuledger_collector.mcp.ledger import Ledger, Reader, readers_of
 from gpuledger_collector.mcp.tools import TOOLS
 from gpuledger_collector.storage.database import Database
@@ -53,9 +55,22 @@ class Source:
     base_url: str = ""
 
 
+class _Server(MCPServer[Any]):
+    """The SDK's server, with our sentences about wrong arguments."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Context[Any] | None = None) -> Any:
+        """Answer a call. Raises ToolError with a sentence."""
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(sentence(error.__cause__)) from None
+            raise
+
+
 def create(source: Source) -> MCPServer[Any]:
     """Create the server with every tool. Nothing is started."""
-    server: MCPServer[Any] = MCPServer(
+    server: MCPServer[Any] = _Server(
         name="gpuledger",
         title="GPU Ledger",
         instructions=INSTRUCTIONS,

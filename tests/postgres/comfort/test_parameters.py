@@ -1,6 +1,7 @@
 """Options and arguments of commands: read as typer reads them, and without what typer needs to convert them."""
 
 import enum
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from typer import Argument, Option
 from typer.main import get_command
 
+from gpuledger_collector.cli import build
 from gpuledger_collector.cli.parameters import adapt_parameters
 
 
@@ -55,9 +57,6 @@ def command(given: list[object], *, adapted: bool):
         "tea",
         "tea --size large --count 3 --tag a --tag b --wet",
         "tea one two --size small --code b --file /",
-        "tea --size huge",
-        "tea --count 10",
-        "tea --count many",
         "tea --file /missing",
         "--size large",
     ],
@@ -72,6 +71,49 @@ def test_values_and_refusals_are_those_of_typer(line, capsys):
         outcomes.append((end.value.code, repr(given), capsys.readouterr().err))
     assert outcomes[0] == outcomes[1]
     assert bool(outcomes[0][2]) == bool(outcomes[0][0])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tea --size huge", "Invalid value for '--size': 'huge' is not one of 'small', 'large'."),
+        ("tea --count 10", "Invalid value for '--count': give at most 9"),
+        ("tea --count 0", "Invalid value for '--count': give at least 1"),
+        ("tea --count many", "Invalid value for '--count': give a whole number, not 'many'"),
+        ("tea --count 1.5", "Invalid value for '--count': give a whole number, not '1.5'"),
+    ],
+)
+def test_refusals_are_in_our_words(line, words, capsys):
+    """The option and what it takes; nothing of the library that typer converts by."""
+    with pytest.raises(SystemExit) as end:
+        command([], adapted=True).main(line.split(), "order")
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert words in said
+
+
+def options():
+    """Each option of each command with a value that it cannot take: a number, a choice or a date."""
+
+    def walk(path, built):
+        for name, below in getattr(built, "commands", {}).items():
+            yield from walk([*path, name], below)
+        if not getattr(built, "commands", {}):
+            yield from ((path, parameter.opts[0]) for parameter in built.params if parameter.opts[0].startswith("-"))
+
+    return [*walk([], get_command(build()))]
+
+
+def test_no_option_answers_with_a_librarys_text(capsys):
+    """Of every command: a wrong value ends with a sentence of its own, whatever the type of the option."""
+    asked = 0
+    for path, option in options():
+        with pytest.raises(BaseException) as end:  # one that takes any text goes on to another refusal
+            get_command(build()).main([*path, option, "-7.5x", "--no-such-option"], "gpuledger")
+        said = capsys.readouterr().err + str(end.value)
+        asked += "Invalid value" in said
+        assert not re.search(r"Value error|Input should|validation error|pydantic", said), (path, option, said)
+    assert asked > 50
 
 
 def test_a_choice_needs_no_pydantic():

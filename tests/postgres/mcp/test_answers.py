@@ -112,6 +112,8 @@ def test_as_many_days_are_compared(books, tool):
     (total,) = reply.totals
     assert total["base"]["end"] == reply.content["period"]["start"] == "2026-08-01T00:00:00Z"
     assert total["days_before"] == total["days_after"] == 11
+    assert reply.content["status"] == "partial"
+    assert "Of 31 whole days so far, those up to 2026-08-11 are compared" in reply.content["reason"]
 
 
 @pytest.mark.parametrize("tool", ["compare_periods", "explain_change"])
@@ -296,9 +298,9 @@ def test_sessions_of_tools_cannot_write(books):
         ("get_cost", {"where": "team=a\0b"}, "where: give DIMENSION=VALUE"),
         ("get_cost", {"cursor": "-1"}, "cursor: give next_cursor"),
         ("get_cost", {"cursor": "9999999"}, "cursor: give next_cursor"),
-        ("get_cost", {"limit": 201}, "less than or equal to 200"),
-        ("get_cost", {"limit": 0}, "greater than or equal to 1"),
-        ("get_cost", {"group_by": "x" * 501}, "at most 500"),
+        ("get_cost", {"limit": 201}, "limit: give at most 200"),
+        ("get_cost", {"limit": 0}, "limit: give at least 1"),
+        ("get_cost", {"group_by": "x" * 501}, "group_by: give at most 500 characters"),
         ("get_gpu_waste", {"min_waste": "lots"}, "min_waste: 'lots' is not an amount"),
         ("compare_periods", {"base_period": "never"}, "base_period, base_start and base_end: period"),
         ("get_statement", {"owner": "alpha", "month": "2026"}, "is not a month"),
@@ -306,6 +308,12 @@ def test_sessions_of_tools_cannot_write(books):
         ("get_statement", {"owner": "alpha", "month": "2026-08", "level": "realm"}, "level"),
         ("get_device_usage", {"device": "a\0"}, "NUL"),
         ("list_values", {"dimension": "password"}, "dimension"),
+        ("get_cost", {"where": {"team": "alpha"}}, "where: give a text, such as team=vision, not an object"),
+        ("get_cost", {"limit": "many"}, "limit: give a whole number, not 'many'"),
+        ("get_statement", {"month": "2026-08"}, "owner: is missing"),
+        ("forecast_spend", {"level": "realm"}, "level: give one of org, team"),
+        ("forecast_demand", {"pool": "nosuch"}, "pool: nothing is known of 'nosuch'"),
+        ("forecast_demand", {"hours": 1000}, "hours: give at most 168"),
         ("run_sql", {"query": "SELECT 1"}, "run_sql"),
     ],
 )
@@ -318,6 +326,7 @@ def test_a_wrong_question_is_answered_with_what_is_right(books, tool, arguments,
         return
     assert reply.is_error
     assert words in reply.text
+    assert not re.search("pydantic|validation error|https?:|type=", reply.text)
 
 
 def test_a_fault_of_our_own_reaches_no_client(books, monkeypatch):

@@ -14,6 +14,7 @@ from gpuledger_collector.mcp.tools.fleet import (
     list_idle_gpus,
     list_values,
 )
+from gpuledger_collector.mcp.tools.foresight import forecast_demand, forecast_spend, list_budgets
 from gpuledger_collector.mcp.tools.statements import get_statement, verify_statement
 
 TOOLS: tuple[Callable[..., Any], ...] = (
@@ -29,5 +30,8 @@ TOOLS: tuple[Callable[..., Any], ...] = (
     list_idle_gpus,
     get_rightsizing,
     get_device_usage,
+    list_budgets,
+    forecast_spend,
+    forecast_demand,
 )
 """In the order in which clients list them. The first parameter of each is the ledger, which no client gives."""

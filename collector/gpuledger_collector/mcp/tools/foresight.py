@@ -1,0 +1,213 @@
+"""Tools about what is ahead: budgets, where spending ends, and the demand for GPUs. Forecasts are never billed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from gpuledger_collector.accounting.budgets import GPU_HOURS
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.accounting.period import Period as Days
+from gpuledger_collector.export.budgets import MEASURED
+from gpuledger_collector.export.site import DEMAND
+from gpuledger_collector.insight.forecast import Forecast
+from gpuledger_collector.mcp import periods
+from gpuledger_collector.mcp.answers import Answer, Model, Money, Quantity, Span, exact, micro_money, name, quantity
+from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot, instant
+from gpuledger_collector.mcp.tools.fleet import ESTIMATED, CountTotal
+from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
+from gpuledger_collector.services.budget_status import forecast_owners, standings
+from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
+from gpuledger_collector.services.scaling_advice import UnknownPool
+from gpuledger_collector.storage.billing import statements
+from gpuledger_collector.storage.billing.budget_status import Ahead, Status
+
+LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
+MAX_HOURS = 168
+HISTORY_DAYS = 31
+"""Who paid within these days before the month has a forecast, too."""
+
+
+class EndRange(Model):
+    """Where an amount ends: with 80 % probability between low and high."""
+
+    low: Money | Quantity
+    middle: Money | Quantity
+    high: Money | Quantity
+
+
+class BudgetRow(Model):
+    """A budget in its own period, which need not be the month of the bill."""
+
+    budget: str
+    owner: Annotated[dict[str, str], Field(description="Levels of the owner tree; empty: the whole fleet.")]
+    measure: Annotated[str, Field(description="What is counted: direct cost, total cost or GPU-hours.")]
+    period: Span
+    amount: Money | Quantity
+    spent: Annotated[Money | Quantity | None, Field(description="Null where a part of it has no price.")]
+    spent_percent: int | None
+    elapsed_percent: int
+    rated_until: str | None
+    forecast: Annotated[EndRange | None, Field(description="At the end of the period; null: too short a history.")]
+    runs_out: Annotated[str | None, Field(description="Day on which it is spent by the middle forecast.")]
+
+
+class SpendRow(Model):
+    """Where the spending of an owner ends with this month."""
+
+    owner: str
+    currency: str
+    forecast: EndRange
+    days_of_history: int
+
+
+class DemandRow(Model):
+    """The demand for GPUs of a pool in the coming hours."""
+
+    pool: str
+    demand_now: Annotated[Quantity | None, Field(description="In the last full hour; null: unknown.")]
+    mean: Annotated[Quantity, Field(description="Mean over the hours ahead.")]
+    peak: Annotated[Quantity, Field(description="Highest middle forecast of an hour.")]
+    peak_at: str | None
+    peak_high: Annotated[Quantity, Field(description="Exceeded in that hour with 10 % probability.")]
+    note: Annotated[str, Field(description="How it was forecast, where that is worth a word.")]
+
+
+def list_budgets(ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = "") -> Answer[BudgetRow, CountTotal]:
+    """Budgets in their own periods: what is spent of them, where they end by the forecast, and when they run out.
+
+    A budget's period may be a month, a quarter, a year or a range of days: its spending is not that of a month's bill.
+    """
+    page = Page(limit, cursor)
+    with ledger.snapshot() as snapshot:
+        with snapshot.restricted() as connection:
+            stands = standings(connection, ledger.now_ms)
+        own = [status for status in stands if ledger.reader.sees(status.budget.owner)]
+        return page.answer(
+            own,
+            lambda status: _budget_row(snapshot, status),
+            link=f"{ledger.link('/')}#budgets",
+            totals=[CountTotal(count=len(own))],
+            empty="no budget is in force",
+            next_step="" if own else "budgets are declared: gpuledger apply budgets.toml",
+        )
+
+
+def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
+    budget, ahead = status.budget, status.ahead
+
+    def amount(micro: int) -> Money | Quantity:
+        if budget.measure == GPU_HOURS:
+            return Quantity(value=exact(micro), unit="GPU-hour")
+        return Money(amount=exact(micro), currency=budget.currency)
+
+    return BudgetRow(
+        budget=name(budget.name),
+        owner={level: name(value) for level, value in budget.owner.items()},
+        measure=MEASURED[budget.measure],
+        period=periods.span_of(snapshot.calendar, status.period),
+        amount=amount(budget.amount_micro),
+        spent=None if status.spend.micro is None else amount(status.spend.micro),
+        spent_percent=status.spent_percent,
+        elapsed_percent=status.elapsed_percent,
+        rated_until=instant(status.known_ms),
+        forecast=None
+        if ahead is None
+        else EndRange(low=amount(ahead.low_micro), middle=amount(ahead.middle_micro), high=amount(ahead.high_micro)),
+        runs_out=None if ahead is None or ahead.run_out_ms is None else str(budget.calendar.date_of(ahead.run_out_ms)),
+    )
+
+
+def forecast_spend(
+    ledger: Ledger,
+    level: Annotated[str, Field(max_length=40, description=f"One of {', '.join(LEVELS)}.")] = "team",
+    limit: Limit = LIMIT,
+    cursor: Cursor = "",
+) -> Answer[SpendRow, CountTotal]:
+    """Where the direct cost of each owner ends with this month, as a range; highest first. Estimates, never billed."""
+    page, reader = Page(limit, cursor), ledger.reader
+    if level not in LEVELS:
+        raise Refused(f"level: give one of {', '.join(LEVELS)}")
+    with ledger.snapshot() as snapshot:
+        month = snapshot.calendar.month(snapshot.calendar.month_of(ledger.now_ms))
+        lately = Days(snapshot.calendar.days_before(month.start_ms, HISTORY_DAYS), month.end_ms)
+        with snapshot.restricted() as connection:
+            owners = [owner for owner in statements.owners(connection, level, lately) if reader.sees({level: owner})]
+            ahead = forecast_owners(connection, level, owners, month, ledger.now_ms)
+        rows = [(owner, currency, end) for owner, ends in ahead.items() for currency, end in ends.items()]
+        rows.sort(key=lambda row: (-row[2].middle_micro, row[1], row[0]))
+        return page.answer(
+            rows,
+            lambda row: _spend_row(*row),
+            link=ledger.link("/"),
+            evidence=snapshot.evidence(month),
+            proof=ESTIMATED,
+            totals=[CountTotal(count=len(rows))],
+            empty="nobody has enough history of spending for a forecast",
+        )
+
+
+def _spend_row(owner: str, currency: str, ahead: Ahead) -> SpendRow:
+    low, middle, high = (
+        micro_money(micro, currency) for micro in (ahead.low_micro, ahead.middle_micro, ahead.high_micro)
+    )
+    assert low is not None
+    assert middle is not None
+    assert high is not None
+    end = EndRange(low=low, middle=middle, high=high)
+    return SpendRow(owner=name(owner), currency=currency, forecast=end, days_of_history=ahead.days_of_history)
+
+
+def forecast_demand(
+    ledger: Ledger,
+    pool: Annotated[str, Field(max_length=TEXT_LENGTH, description="Name of a pool; empty: every pool.")] = "",
+    hours: Annotated[int, Field(ge=1, le=MAX_HOURS, description="How many hours ahead.")] = 24,
+    limit: Limit = LIMIT,
+    cursor: Cursor = "",
+) -> Answer[DemandRow, CountTotal]:
+    """How many GPUs each pool will be asked for in the coming hours: mean, peak and when. Not for one owner's token."""
+    page = Page(limit, cursor)
+    ledger.require_fleet()
+    with ledger.snapshot() as snapshot:
+        try:
+            pools = {series.name: series for series in pool_demand(snapshot.connection, ledger.now_ms, pool or None)}
+        except UnknownPool:
+            raise Refused(f"pool: nothing is known of {name(pool)!r}; list_values(dimension=pool) names them") from None
+    ahead = forecast_pools(list(pools.values()), hours)
+    first_ms = ledger.now_ms // HOUR_MS * HOUR_MS
+    return page.answer(
+        ahead,
+        lambda forecast: _demand_row(forecast, pools[forecast.series].values),
+        link=ledger.link(DEMAND),
+        span=periods.span_of(snapshot.calendar, Days(first_ms, first_ms + hours * HOUR_MS)),
+        proof=ESTIMATED,
+        totals=[CountTotal(count=len(ahead))],
+        empty="no demand is known yet",
+    )
+
+
+def _demand_row(forecast: Forecast, past: Sequence[float]) -> DemandRow:
+    middle = forecast.values[:, forecast.quantiles.index(MIDDLE)]
+    peak = int(np.argmax(middle))
+    last = float(past[-1])
+    return DemandRow(
+        pool=name(forecast.series),
+        demand_now=_gpus(last) if np.isfinite(last) else None,
+        mean=_gpus(float(forecast.mean.mean())),
+        peak=_gpus(float(middle[peak])),
+        peak_at=instant(int(forecast.at_ms[peak])),
+        peak_high=_gpus(float(forecast.values[peak, forecast.quantiles.index(HIGH)])),
+        note=forecast.note or "",
+    )
+
+
+def _gpus(value: float) -> Quantity:
+    """An estimate of GPUs with a decimal."""
+    gpus = quantity(Decimal(str(round(value, 1))), "GPU")
+    assert gpus is not None
+    return gpus
