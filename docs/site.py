@@ -127,10 +127,10 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.body.appendChild(this.frame);
       const inner = this.frame.contentWindow;
+      // Copies in both directions, as between threads: the search writes into the query that it gets.
       inner.postMessage = data => {
-        const event = new MessageEvent("message", { data });
+        const event = new MessageEvent("message", { data: structuredClone(data) });
         if (this.onmessage) this.onmessage(event);
-        this.dispatchEvent(event);
       };
       const script = inner.document.createElement("script");
       script.src = url;
@@ -142,7 +142,10 @@ if (location.protocol === "file:") {
       const inner = this.frame.contentWindow;
       setTimeout(() => inner.dispatchEvent(new inner.MessageEvent("message", { data })));
     }
-    postMessage(data) { this.loaded ? this.deliver(data) : this.waiting.push(data); }
+    postMessage(data) {
+      const copy = structuredClone(data);
+      this.loaded ? this.deliver(copy) : this.waiting.push(copy);
+    }
     terminate() { this.frame.remove(); }
   };
 }
