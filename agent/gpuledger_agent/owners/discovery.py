@@ -39,7 +39,8 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
         return None
     if _is_missing("h2", "msgspec"):
         log.warning(
-            "owners kubernetes: this node has a kubelet, but gpuledger[kubernetes] is not installed; pods are unknown"
+            "owners kubernetes: this node has a kubelet, but h2 is not installed (pip install 'h2>=4.2'); "
+            "pods are unknown"
         )
         return None
     from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners

@@ -1,6 +1,6 @@
 """Tables as Parquet: money and quantities as exact decimals, instants as UTC timestamps, and never a float for money.
 
-pyarrow is needed for this alone (`pip install 'gpuledger[parquet]'`), and is imported when the first file is written.
+pyarrow is needed for this alone (the extra `parquet`), and is imported when the first file is written.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpuledger_collector.export.cells import EXCHANGE, NOTICE
 from gpuledger_collector.export.focus_check import INSTANTS, NUMBERS
+from gpuledger_collector.extras import install_command
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.telemetry.sample_codec import Readings
@@ -27,10 +28,10 @@ _PLACES: Mapping[str, int] = {COST: 18, QUANTITY: 9, HOURS: 6}
 
 
 class ArrowMissing(Exception):
-    """pyarrow is not installed: pip install 'gpuledger[parquet]'"""
+    """pyarrow is not installed; the message says how to get it."""
 
     def __init__(self) -> None:
-        super().__init__("Parquet needs pyarrow, which is not installed: pip install 'gpuledger[parquet]'")
+        super().__init__(f"Parquet needs pyarrow, which is not installed: {install_command('parquet')}")
 
 
 def arrow() -> tuple[ModuleType, ModuleType]:

@@ -524,7 +524,7 @@ def test_a_kubelet_that_cannot_be_asked_for_lack_of_h2_is_said(node, monkeypatch
     settings = Settings(owners="kubernetes,containers", kubelet_socket=node.path, container_socket=containerd)
     node.path.parent.joinpath("containerd.sock").touch()
     assert [one.name for one in open_owners(settings, Nvml())] == []
-    assert "gpuledger[kubernetes] is not installed" in caplog.text
+    assert "h2 is not installed (pip install 'h2>=4.2')" in caplog.text
     assert node.calls == 0
 
 

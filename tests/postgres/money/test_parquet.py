@@ -85,7 +85,8 @@ def test_without_pyarrow_it_says_what_to_install(october, tmp_path, monkeypatch)
         code, _, told = october(*asked, "-o", tmp_path / "out.parquet")
         assert (code, told.strip()) == (
             3,
-            "Parquet needs pyarrow, which is not installed: pip install 'gpuledger[parquet]'",
+            "Parquet needs pyarrow, which is not installed: pip install 'pyarrow>=18', or with pipx: "
+            "pipx inject gpuledger 'pyarrow>=18'",
         )
         assert october(*asked)[0] == 2
     assert not (tmp_path / "out.parquet").exists()

@@ -20,6 +20,7 @@ from gpuledger_collector.config.csv_rows import decode, missing_columns, split_r
 from gpuledger_collector.config.fields import Currency, Instant, Text, after, read_decimal, read_text, refusal
 from gpuledger_collector.config.files import MAX_FILE_BYTES, PARQUET_ROWS, bounded_rows, sha256_of
 from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.extras import install_command
 from gpuledger_common.bounded_file import FileTooLarge
 
 PROVIDERS = ("ServiceProviderName", "ProviderName")
@@ -27,7 +28,7 @@ MAX_PROBLEMS = 100
 
 
 class NoArrow(Exception):
-    """Parquet needs pyarrow, which is not installed: pip install 'gpuledger[parquet]'"""
+    """Parquet needs pyarrow, which is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def _read_parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Itera
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise NoArrow("Parquet needs pyarrow, which is not installed: pip install 'gpuledger[parquet]'") from error
+        raise NoArrow(f"Parquet needs pyarrow, which is not installed: {install_command('parquet')}") from error
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuledger_collector.extras import install_command
 from gpuledger_collector.insight.series import Floats, Ints
 
 Model = Callable[[Floats, int], tuple[Floats, Floats]]
@@ -39,7 +40,7 @@ def _method(name: str, load: Callable[[str], Model]) -> Callable[[Floats, int, I
             try:
                 model = load_once(place)
             except ImportError as error:
-                raise ImportError(f"{error}; it needs: pip install 'gpuledger[{name}]'") from error
+                raise ImportError(f"{error}; it needs: {install_command(name)}") from error
             levels, own = model(values, int(leads[-1]))
         asked = np.sort(levels, axis=1)[leads - 1]
         return np.stack([np.interp(quantiles, own, row) for row in asked])

