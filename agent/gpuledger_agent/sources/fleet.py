@@ -167,6 +167,8 @@ class Incident:
     description: str
     run_ms: int = 0
     """Length of each of its runs; 0: it is one run."""
+    kind: Kind = "simulated"
+    """Which scheduler its workload names."""
 
     def runs(self, begin_ms: int) -> Iterator[tuple[int, int]]:
         """Start and end of each run, in the cycle in which it begins at `begin_ms`."""
@@ -224,9 +226,23 @@ STORM = Incident(
     "a retry storm: asr-eval of speech fails after minutes and is restarted, 54 times",
     10 * 60_000,
 )
-INCIDENTS = (RUNAWAY, FORGOTTEN, WEEKEND, STORM)
+KEPT = Incident(
+    (("l4-01", 2),),
+    8 * DAY_MS,
+    2 * DAY_MS + 9 * HOUR_MS,
+    8 * DAY_MS,
+    "reserved",
+    "jonas",
+    "robotics",
+    "sim2real",
+    "interactive-shell",
+    "an open session: interactive-shell of robotics holds a card for eight days and uses none",
+    kind="slurm",
+)
+INCIDENTS = (RUNAWAY, FORGOTTEN, WEEKEND, STORM, KEPT)
 """A job that runs for two days on every card it gets, a notebook left open, two cards held unused from Friday 18:00 to
-Monday 08:00 UTC, and a job that fails after minutes and is restarted again and again.
+Monday 08:00 UTC, a job that fails after minutes and is restarted again and again, and a session of Slurm that is always
+there: whenever one looks, a card is held idle and a command gives it back.
 
 Day 0 of unix time was a Thursday.
 """
@@ -406,7 +422,7 @@ def _incident_holds(lane: Lane, block: int) -> Iterator[Hold]:
                 if first < end and last > start:
                     run = f"{incident.name}/{cycle}" + (f"/{number}" if incident.run_ms else "")
                     external = str(100_000 + zlib.crc32(run.encode()) % 900_000)
-                    workload = Workload(external, "simulated", incident.user, incident.team, incident.name, tags)
+                    workload = Workload(external, incident.kind, incident.user, incident.team, incident.name, tags)
                     yield Hold(max(first, start), min(last, end), workload, incident.shape, first)
 
 

@@ -111,6 +111,16 @@ def test_the_shared_gpu_has_two_holders_of_different_teams():
     assert {holder.weight for holder in shared} == {1}
 
 
+@given(instants)
+def test_a_card_is_held_and_unused_whenever_one_looks(at_ms):
+    """By a job of Slurm, so that a command gives it back; it has been so for hours but at the start of one."""
+    lane = next(lane for lane in LANES if lane.name.startswith("l4-01/") and lane.slots == (2,))
+    hold = FLEET.holding(lane, at_ms)
+    assert (hold.workload.kind, hold.workload.tags["team"]) == ("slurm", "robotics")
+    assert activity(hold, 1, at_ms) == 0.0
+    assert hold.begun_ms <= at_ms < hold.begun_ms + 8 * DAY_MS
+
+
 def test_faults_come_and_go():
     """In every four weeks one GPU is off the bus for half a day, and one node says nothing for six hours."""
     node, slot = FAILED_GPU
