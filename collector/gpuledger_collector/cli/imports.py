@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.apply import days_note, warn_of_regions
 from gpuledger_collector.cli.common import UNAVAILABLE, dry_run_note, new_app, refuse
-from gpuledger_collector.cli.progress import busy
+from gpuledger_collector.cli.progress import bar, busy
 from gpuledger_collector.cli.session import Session, clock_ms, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config import fields
@@ -113,10 +113,9 @@ def usage(
     Workloads of more than 90 days are named, because a forgotten end is billed until one is imported.
     """
     on_overlap, table = overlap_option(replaces, also), table_options(zone, dates, column, sheet)
-    with busy(f"reading {file.name}"):
-        parsed = read_usage(
-            file, UsageOptions(optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table)
-        )
+    usage_options = UsageOptions(optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table)
+    with bar(f"reading {file.name}") as on_row:
+        parsed = read_usage(file, usage_options, on_row)
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
         print(import_usage(session, file, parsed, dry_run, on_overlap))

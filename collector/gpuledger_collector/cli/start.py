@@ -23,7 +23,7 @@ from gpuledger_collector.cli.apply import days_note
 from gpuledger_collector.cli.chargeback import report_text
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, table_text, terminal_width
-from gpuledger_collector.cli.progress import busy
+from gpuledger_collector.cli.progress import bar, busy
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.model import Record
@@ -120,6 +120,7 @@ def start(
         }
         prometheus.refuse_options([name for name, value in about_files.items() if value is not None])
         api = prometheus.open_api(source, token_file, ca_file)
+        prometheus.require_answer(api, clock_ms())
         with open_session(dsn, config) as session:
             _start_prometheus(session, load_settings(config, dsn), api, days, asked)
     else:
@@ -238,10 +239,10 @@ def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> UsageFile:
         say(f"{file}: what sacct prints, {plural(len(parsed.rows), 'job')} with GPUs")
     else:
         parsed = UsageFile()
-        with busy(f"reading {file.name}"):
+        with bar(f"reading {file.name}") as on_row:
             table = understand(file, usage_options, parsed.problems)
             if table is not None:
-                read_table_rows(table, usage_options, parsed)
+                read_table_rows(table, usage_options, parsed, on_row)
         if table is not None:
             _show(table)
             if not set(LEVELS) & (parsed.columns.tags or set()):

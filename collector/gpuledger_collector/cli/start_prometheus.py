@@ -6,7 +6,8 @@ import datetime as dt
 import re
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuledger_collector import wiring
@@ -59,6 +60,9 @@ NAMESPACE_RULES = (
 """Who pays, until somebody declares it: without them every pod would be unattributed."""
 
 
+_NO_SERIES, _LOOK_BACK_MS = 'up{job="gpuledger asks whether anybody answers"}', 60_000
+
+
 def is_address(source: str) -> bool:
     """Whether the argument is the address of a Prometheus, and no file."""
     return "://" in source
@@ -75,15 +79,27 @@ def open_api(address: str, token_file: Path | None, ca_file: Path | None) -> Pro
     return PrometheusApi(_API_PATH.sub("", address), token, context)
 
 
-def look(api: PrometheusApi, period: Period, reader: SeriesReader) -> Known:
-    """What the Prometheus knows of GPUs in a period, shown; refuses one that knows none."""
+def require_answer(api: PrometheusApi, now_ms: int) -> None:
+    """Refuse an address at which no Prometheus answers, or which wants a token: before anything is started for it."""
+    with _refusing(), busy(f"asking {api.name}"):
+        api.series(_NO_SERIES, Period(now_ms - _LOOK_BACK_MS, now_ms))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """End the command with a sentence where the Prometheus gives no answer."""
     try:
-        with busy(f"asking {api.name}"):
-            known = read_known(api, period, reader)
+        yield
     except BadAddress as error:
         refuse(str(error))
     except NoAnswer as error:
         refuse(str(error), UNAVAILABLE)
+
+
+def look(api: PrometheusApi, period: Period, reader: SeriesReader) -> Known:
+    """What the Prometheus knows of GPUs in a period, shown; refuses one that knows none."""
+    with _refusing(), busy(f"asking {api.name}"):
+        known = read_known(api, period, reader)
     for reason in known.refused:
         say(f"{api.name}: a series {reason}", error=True)
     if not known.series:

@@ -3,9 +3,11 @@
 import io
 
 import pytest
+from typer.testing import CliRunner
 
 from fakes.fleet import DAY, HOUR, Held
-from gpuledger_collector.cli import progress
+from gpuledger_collector.cli import build, progress
+from gpuledger_collector.ingest.files import usage
 
 ROWS = "workload_id,start,end,gpus,tag:team\n1,2025-10-01T00:00:00Z,2025-10-01T01:00:00Z,2,vision\n"
 
@@ -50,6 +52,21 @@ def test_in_a_pipe_nothing_is_written(capsys):
     with progress.bar("a pipe") as step, progress.busy("another"):
         step(1, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_reading_a_file_has_a_share(told, tmp_path, monkeypatch):
+    """Of the rows, which are counted before they are read; by `start` and `import usage` alike."""
+    monkeypatch.setattr(usage, "ROWS_A_STEP", 2)
+    path = tmp_path / "u.csv"
+    head, row = ROWS.splitlines()
+    path.write_text("\n".join([head, *(row.replace("1,", f"{number},", 1) for number in range(5))]) + "\n")
+    for command in (["import", "usage"], ["start"]):
+        said = CliRunner().invoke(build(), [*command, str(path), "--dsn", "dbname=none", "--yes"])
+        assert said.exit_code
+        what, steps = told.pop(0)
+        assert what == "reading u.csv"
+        assert steps == [(0, 5), (2, 5), (4, 5), "gone"]
+        told.clear()
 
 
 def test_over_tells_each_step(told):

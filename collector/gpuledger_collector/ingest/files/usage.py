@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +37,9 @@ MAX_GPUS = 100_000
 LONG_DAYS = 90
 """Longer usage of one workload gets a warning: a forgotten end is billed until one is imported."""
 MAX_WARNINGS = 10
+ROWS_A_STEP = 1_000
+"""How often a bar moves."""
+OnRow = Callable[[int, int], None]
 
 _Instant = Annotated[int, Strict()]
 """Unix milliseconds, as tables of jobs hand them over."""
@@ -81,7 +84,11 @@ class _Usage(Row):
     blank_columns = ("start", "end")
 
 
-def read_usage(path: Path, options: UsageOptions) -> UsageFile:
+def _nothing(_done: int, _total: int) -> None:
+    """Where nobody watches."""
+
+
+def read_usage(path: Path, options: UsageOptions, on_row: OnRow = _nothing) -> UsageFile:
     """Every row of the file, or the problems of all that are bad. Raises OSError when it cannot be opened."""
     parsed = UsageFile()
     table = understand(path, options, parsed.problems)
@@ -89,7 +96,7 @@ def read_usage(path: Path, options: UsageOptions) -> UsageFile:
         parsed.notes += [table.origin] if table.origin else []
         ignored = ignored_notes(table.columns)
         parsed.notes += [f"column {name!r} is ignored" for name, resembles in ignored if resembles is None]
-        read_table_rows(table, options, parsed)
+        read_table_rows(table, options, parsed, on_row)
     return parsed
 
 
@@ -109,13 +116,16 @@ def _columns_of(table: JobTable, options: UsageOptions) -> UsageColumns:
     return UsageColumns(fields, frozenset(tags), has_runs=has_tres)
 
 
-def read_table_rows(table: JobTable, options: UsageOptions, parsed: UsageFile) -> None:
-    """Read every row of a table that is understood."""
+def read_table_rows(table: JobTable, options: UsageOptions, parsed: UsageFile, on_row: OnRow = _nothing) -> None:
+    """Read every row of a table that is understood; `on_row` is told now and then how many of how many are read."""
     parsed.columns = _columns_of(table, options)
     rows = WorkloadRows(has_runs=parsed.columns.has_runs)
     skipped = without_gpu = empty = 0
     parsed.notes += [note for _, note in ignored_notes(table.columns) if note is not None]
-    for record, tags in job_table.records(table, options.instants, parsed.problems, parsed.notes):
+    records = job_table.records(table, options.instants, parsed.problems, parsed.notes)
+    for number, (record, tags) in enumerate(records):
+        if number % ROWS_A_STEP == 0:
+            on_row(number, table.count)
         has_start = record.cells["start"] != ""
         if not has_start and options.empty_start == "skip":
             skipped += 1
