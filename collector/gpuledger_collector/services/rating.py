@@ -255,7 +255,8 @@ def _request_later_days(connection: Connection, day: Period, charges: Sequence[C
     calendar = zones.calendar(connection)
     month = calendar.month(calendar.month_of(day.start_ms))
     bounds = calendar.date_of(day.end_ms), calendar.date_of(month.end_ms)
-    if day.end_ms >= month.end_ms or not adjustments.tiered_between(connection, *bounds):
+    # After a day that has not ended nothing is rated yet.
+    if day.end_ms >= min(month.end_ms, now_ms) or not adjustments.tiered_between(connection, *bounds):
         return
     volumes = {place: held.gpu_ns for place, held in held_costs(charges).items() if held.gpu_ns}
     if volumes != _volumes(connection, day):

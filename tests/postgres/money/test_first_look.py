@@ -111,3 +111,10 @@ def test_what_a_correction_command_shows_first_is_all(october, run):
     first, second = (run("corrections", *OCTOBER, "--format", "csv") for _ in range(2))
     assert first == second
     assert "48.00" in first[1]
+
+
+def test_today_is_rated_under_a_volume_price(october, run, monkeypatch):
+    """A day that has not ended: nothing comes after it yet, in whatever order its evidence arrives."""
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime(2025, 10, 3, 9, tzinfo=dt.UTC))
+    october.evidence([Held(2, 1, 2 * DAY + HOUR, 2 * DAY + 5 * HOUR)])
+    assert [cost(run, *OCTOBER)[0] for _ in range(2)] == ["164.000000"] * 2
