@@ -23,7 +23,24 @@ from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_common.wire import Batch as WireBatch
 from gpuledger_common.wire import WireAccelerator, WireUsageInterval, WireWorkload
-from oracle.model import LEVELS, WHOLE, Bill, Dispute, Import, Job, Key, Price, Row, Rule, Sighting, bill_of, midnight
+from oracle.model import (
+    LEVELS,
+    WHOLE,
+    Bill,
+    Dispute,
+    Entry,
+    Import,
+    Job,
+    Key,
+    NodeCost,
+    Policy,
+    Price,
+    Row,
+    Rule,
+    Sighting,
+    midnight,
+)
+from oracle.money import bill_of
 from oracle.worlds import MINUTE, Batch, World
 
 OWNER_COLUMNS = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
@@ -113,6 +130,80 @@ class Ledger:
         """Each row stands twice, first without an end: with --skip-bad the one that has ended counts."""
         twice = [import_row(one) for row in rows for one in (row._replace(end=None), row)]
         self.write("usage", twice, "--skip-bad", "--also")
+
+    def tell_second(self, row: Import) -> None:
+        """Slurm's accounting of a job that a table brought, under another number: refused with the choice."""
+        start, end = row.start // 1000, "Unknown" if row.end is None else row.end // 1000 + 1
+        cells = ("900", "hpc", "alpha", "eve", row.pool, "normal", "COMPLETED", start, start, start, end, 0)
+        more = ("00:00:00", "cpu=8,gres/gpu=1", row.node or "other", "", "", "train")
+        self.account(cells, more, ends=(2,))
+
+    def tell_replaced(self, rows: Sequence[Import]) -> None:
+        """Slurm's accounting takes the place of what a table brought for its days."""
+        for row in rows:
+            assert row.end is not None
+            start, end, account = row.start // 1000, row.end // 1000, dict(row.job.tags)["team"]
+            cells = (row.id, "hpc", account, row.job.user, row.pool, "normal", "COMPLETED", start, start, start, end, 0)
+            more = ("00:00:00", f"cpu=8,gres/gpu={row.share // WHOLE}", row.node, "", "", "train")
+            self.account(cells, more, "--replace")
+
+    def account(
+        self, cells: Sequence[object], more: Sequence[object], *options: str, ends: Sequence[int] = (0,)
+    ) -> None:
+        """Import a line of sacct."""
+        path = self.folder / "sacct.txt"
+        path.write_text("|".join(str(cell) for cell in (*cells, *more)) + "\n", encoding="utf-8")
+        self.command("import", "sacct", str(path), *options, ends=ends)
+
+    def tell_declared(self, text: str) -> None:
+        self.apply(text)
+
+    def tell_true_up(self, entry: Entry) -> None:
+        """A provider's bill of a month, which asks two more for each GPU-hour of one day than the ledger's 10."""
+        month = f"{entry.day:%Y-%m}"
+        following = (entry.day + dt.timedelta(days=32)).replace(day=1)
+        hours = sum(micro for *_, micro in entry.shares) // (2 * WHOLE)
+        self.apply('[[bill_match]]\nprovider = "big cloud"\nsku = "gpu.*"\npool = "train"\n')
+        path = self.folder / "bill.csv"
+        path.write_text(
+            "ProviderName,BillingCurrency,BillingPeriodStart,BillingPeriodEnd,ChargeCategory,ChargePeriodStart,"
+            "ChargePeriodEnd,SkuId,PricingQuantity,PricingUnit,BilledCost\n"
+            f"Big Cloud,{entry.currency},{entry.day}T00:00:00Z,{following}T00:00:00Z,Usage,{entry.day}T00:00:00Z,"
+            f"{entry.day + dt.timedelta(days=1)}T00:00:00Z,gpu.1x,{hours},Hours,{12 * hours}\n",
+            encoding="utf-8",
+        )
+        self.command("import", "bill", str(path))
+        who = ("--reason", "as invoiced", "--approver", "oracle")
+        self.command("adjustments", "true-up", "--period", month, "--bill", "big cloud", "--by", "cost", *who)
+
+    def tell_nodes(self, costs: Sequence[NodeCost]) -> None:
+        self.apply(
+            "".join(
+                table_of("node_cost", one, {"rate": "price_per_node_hour"}, bare=("price_per_node_hour",))
+                for one in costs
+            )
+        )
+
+    def tell_policies(self, policies: Sequence[Policy]) -> None:
+        texts = []
+        for one in policies:
+            text = table_of("adjustment", one, {"model": "gpu_model"}, bare=("percent",))
+            if one.steps:
+                text += f"steps = {{ {', '.join(f'{json.dumps(hours)} = {rate}' for hours, rate in one.steps)} }}\n"
+            texts.append(text)
+        self.apply("".join(texts))
+
+    def tell_entry(self, entry: Entry) -> None:
+        """A credit or a debit of one owner."""
+        ((owner, pool, model, micro),) = entry.shares
+        place = (*(("--pool", pool) if pool else ()), *(("--model", model) if model else ()))
+        days = ("--from", str(entry.day), "--to", str(entry.day + dt.timedelta(days=1)))
+        amount = f"{abs(micro) // WHOLE}.{abs(micro) % WHOLE:06d}".rstrip("0").rstrip(".")
+        who = ("--owner", f"team={owner[1]}", "--reason", "as agreed", "--approver", "oracle")
+        self.command(
+            *("adjustments", entry.kind, entry.name, "--amount", amount, "--currency", entry.currency),
+            *(*days, *who, *place),
+        )
 
     def tell_slip(self, row: Import | Price) -> None:
         """A row that is refused, and changes nothing."""
@@ -279,6 +370,18 @@ def named(key: Key) -> str:
     owner = "nobody" if key.owner is None else "/".join(key.owner)
     where = f"{key.pool}, {key.model or 'no model'}, {key.node or 'no node'}"
     return f"{instant(key.day)} {owner} {key.state} in {where}, {key.currency or 'unpriced'}"
+
+
+def table_of(name: str, one: NodeCost | Policy, names: dict[str, str], *, bare: Sequence[str]) -> str:
+    """A declaration as TOML: what is empty is left out, and a team is its owner."""
+    lines = [f"[[{name}]]"]
+    for field_name, value in one._asdict().items():
+        key = {"first": "effective_from", "last": "effective_to", **names}.get(field_name, field_name)
+        if key == "team" and value:
+            lines.append(f"owner = {{ team = {json.dumps(value)} }}")
+        elif value and key != "steps":
+            lines.append(f"{key} = {value if key in bare or isinstance(value, dt.date) else json.dumps(value)}")
+    return "\n".join(lines) + "\n"
 
 
 def price_row(one: Price) -> dict[str, object]:

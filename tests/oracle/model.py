@@ -104,6 +104,45 @@ class Dispute(NamedTuple):
     to: str
 
 
+class NodeCost(NamedTuple):
+    """What an hour of a node costs beside its GPUs, on days of the bill; of one name the most specific holds."""
+
+    name: str
+    rate: str
+    currency: str
+    pool: str = ""
+    node: str = ""
+    first: dt.date | None = None
+    last: dt.date | None = None
+
+
+class Policy(NamedTuple):
+    """A markup, a discount (a percentage) or a tier (steps of the rate over the hours of a month)."""
+
+    name: str
+    kind: str
+    percent: str = ""
+    steps: tuple[tuple[str, str], ...] = ()
+    per: str = ""
+    currency: str = ""
+    team: str = ""
+    pool: str = ""
+    model: str = ""
+    first: dt.date | None = None
+    last: dt.date | None = None
+
+
+class Entry(NamedTuple):
+    """What somebody approved that an owner pays or gets back (negative), charged on one day."""
+
+    name: str
+    kind: str
+    day: dt.date
+    currency: str
+    shares: tuple[tuple[tuple[str, ...], str, str, int], ...]
+    """Owner, pool, model and micro-units."""
+
+
 class Row(NamedTuple):
     """A row of the inventory."""
 
@@ -126,6 +165,9 @@ class Facts:
     prices: dict[tuple[object, ...], Price] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     disputes: list[Dispute] = field(default_factory=list)
+    node_costs: tuple[NodeCost, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    entries: list[Entry] = field(default_factory=list)
 
 
 class Place(NamedTuple):
@@ -323,6 +365,7 @@ def windows(sightings: Iterable[Sighting]) -> dict[str, list[Window]]:
 
 Holder = tuple[int, str, str, Job | None]  # state's place in STATES, workload's key, its facts as text, its facts
 UNOBSERVED: Holder = (3, "", "", None)
+NodeHolder = tuple[str, tuple[str, ...], str, str, str]  # state, owner, workload's key, pool, model
 
 
 def shares_of(start: int, end: int, spans: Sequence[Window]) -> list[tuple[Holder, int]]:
@@ -375,6 +418,7 @@ class Rating:
         dated = [at for one in (*facts.prices.values(), *facts.rules) for at in (one.start, one.end)]
         self.edges = sorted({*self.days, *(at for at in dated if at is not None)})
         self.bill: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
+        self.on_nodes: dict[tuple[str, int, int], dict[NodeHolder, int]] = defaultdict(lambda: defaultdict(int))
 
     def rating_intervals(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """A time's part of each rating interval, with its beginning: UTC hours, cut by prices, rules and days."""
@@ -426,6 +470,11 @@ class Rating:
             amounts = self.bill[Key(day, owner, STATES[state], one.pool, one.model, one.node, currency)]
             amounts[0] += one.share * ms
             amounts[1] += micro
+            if one.device:
+                # Choice: of equal remainders of a node's hour, first the states by name, then owners and workloads.
+                name = "node_cost" if owner is not None else STATES[state]
+                holder = name, owner or (), "" if job is None else job.key(one.node), one.pool, one.model
+                self.on_nodes[one.node, day, start - start % HOUR][holder] += one.share * ms
 
     def payer(self, job: Job, place: Place, at: int) -> tuple[str, ...]:
         """Who pays for a job's time: whom tags and rules name, then whom disputes do, in their order."""
@@ -482,8 +531,8 @@ def model_match(wanted: str, model: str) -> int:
     return 2 if wanted.lower() == model.lower() else 1 if words and words <= named else -1
 
 
-def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tuple[str, Sighting]]]:
-    """The bill of the days from `first` to before `last`, and the claims that are refused."""
+def bill_of_time(facts: Facts, first: dt.date, last: dt.date) -> tuple[Rating, list[Place], list[tuple[str, Sighting]]]:
+    """Rate the days from `first` to before `last`; with where accelerators were, and the claims that are refused."""
     rating = Rating(facts, first, last)
     imported = imported_days(facts)
     lines = boards(facts)
@@ -495,5 +544,4 @@ def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tup
         rating.rate(mine, spans)
         rating.rate(stranded(mine), {}, (4, "", "", None))
     rating.imports(places, spans)
-    bill = {key: (ns, micro) for key, (ns, micro) in rating.bill.items() if ns or micro}
-    return bill, [claim for board in lines for claim in board.refused]
+    return rating, places, [claim for board in lines for claim in board.refused]

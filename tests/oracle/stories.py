@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from itertools import count
 
-from oracle.model import DAY, HOUR, WHOLE, Dispute, Import, Job, Price, Row, Rule, Sighting, midnight
+from oracle.model import DAY, HOUR, WHOLE, Dispute, Entry, Import, Job, Policy, Price, Row, Rule, Sighting, midnight
 from oracle.worlds import EARLY, Batch, Step, World
 
 AUGUST, SEPTEMBER = (midnight(dt.date(2024, month, 1), "UTC") for month in (8, 9))
@@ -113,6 +113,34 @@ def slips() -> World:
     return world("slips", TEN, *steps, ("doubled", (good,)), last=dt.date(2024, 8, 4))
 
 
+def first_look_after_late_evidence() -> World:
+    """A volume price; the third day is looked at, then 20 hours of the first come in; the next look is the last one."""
+    tier = Policy("volume", "tiered", "", (("0", "3"), ("10", "1")), "team", "USD")
+    # On a GPU that was there all the time, so that nothing else has the third day rated again.
+    there, late = seen(AUGUST, 1, "bravo", job="k"), seen(AUGUST + 2 * HOUR, 20)
+    steps = (TEN, ("policies", (tier,)), there, seen(AUGUST + 2 * DAY, 8), ("look", True), late)
+    return world("first look", *steps, last=dt.date(2024, 8, 5))
+
+
+def true_up_to_a_bill() -> World:
+    """16 hours at 10, of which the provider asks 12 each: the 32 more are split by what was held."""
+    owners = [("", team, "", "", "", "") for team in ("alpha", "bravo")]
+    shares = tuple((owner, "train", H100, 2 * hours * WHOLE) for owner, hours in zip(owners, (10, 6), strict=True))
+    held = seen(AUGUST, 10, pool="train"), seen(AUGUST + 10 * HOUR, 6, "bravo", pool="train", job="k")
+    entry = Entry("true-up", "true_up", dt.date(2024, 8, 1), "USD", shares)
+    return world("true-up", TEN, *held, ("look", True), ("true_up", entry))
+
+
+def two_sources_of_one_job() -> World:
+    """A table brought a job that Slurm's accounting knows by another number: refused, then put in its place."""
+    job = Job("imported", "j1", "eve", "", "", (("team", "alpha"),))
+    table = Import("j1", AUGUST, AUGUST + 9 * HOUR, 2 * WHOLE, "", "cloud", "", job)
+    other = Job("imported", "hpc/77", "eve", "", "", (("team", "alpha"),))
+    exact = Import("77", AUGUST, AUGUST + 8 * HOUR, 2 * WHOLE, "", "cloud", "n9", other)
+    steps = ("import", (table,)), ("second", table), ("look", True), ("replaced", (exact,))
+    return world("sources", TEN, *steps, last=dt.date(2024, 8, 4))
+
+
 STORIES: tuple[Callable[[], World], ...] = (
     share_of_one_millionth,
     one_second_in_a_pool,
@@ -124,4 +152,8 @@ STORIES: tuple[Callable[[], World], ...] = (
     late_after_the_close,
     rule_at_half_past_six,
     slips,
+    first_look_after_late_evidence,
 )
+"""Told in any order they are billed alike."""
+IN_ORDER: tuple[Callable[[], World], ...] = (true_up_to_a_bill, two_sources_of_one_job)
+"""What is decided after looking: told otherwise, something else would be decided."""

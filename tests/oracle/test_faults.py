@@ -92,6 +92,11 @@ def slips_taken(patch: Patch) -> None:
     patch.setattr(book, "currency_changes", lambda *_: [])
 
 
+def later_days_left_to_the_next(patch: Patch) -> None:
+    """A rating fixes its days before it rates, and leaves those that a volume price changes to the next one."""
+    patch.setattr(rating, "_request_later_days", lambda *_: None)
+
+
 FAULTS: dict[Callable[[Patch], None], Callable[[], object]] = {
     undated_attributes: stories.share_of_one_millionth,
     pool_by_claim: stories.one_second_in_a_pool,
@@ -102,6 +107,7 @@ FAULTS: dict[Callable[[Patch], None], Callable[[], object]] = {
     reports_of_their_own_days: stories.late_after_the_close,
     rules_by_the_hour: stories.rule_at_half_past_six,
     slips_taken: stories.slips,
+    later_days_left_to_the_next: stories.first_look_after_late_evidence,
 }
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import datetime as dt
+import io
+import json
 import sys
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from fakes.postgres import dsn, fresh_database, postgres
 from gpuledger_collector.services import rating
-from oracle.driver import differences, opened
-from oracle.stories import STORIES
+from oracle.driver import BY, cells_of, differences, opened
+from oracle.model import midnight
+from oracle.money import bill_of, exchanged
+from oracle.stories import AUGUST, IN_ORDER, STORIES, TEN, seen, world
 from oracle.worlds import make, twin
 
 __all__ = ["dsn", "postgres"]
@@ -61,3 +68,62 @@ def test_a_story_is_billed_by_its_facts(story, postgres, tmp_path):
     for told in (story(), twin(story(), 1)):
         with fresh_database(postgres) as dsn:
             check(told, dsn, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("story", IN_ORDER, ids=lambda story: story.__name__)
+def test_a_story_of_decisions_is_billed_as_decided(story, dsn, tmp_path):
+    """A true-up to a provider's bill; another source in the place of the first."""
+    check(story(), dsn, tmp_path)
+
+
+OPEN_WORLDS = [seed for seed in range(30) if not any(kind == "close" for kind, _ in make(seed).steps)]
+
+
+@pytest.mark.parametrize("seed", seeds((), OPEN_WORLDS[:2], OPEN_WORLDS[2:]))
+def test_another_currency_is_the_oracle_s(seed, dsn, tmp_path):
+    """Dollars in euros at the rate of each day, line by line; two rates are two rows."""
+    told = make(seed)
+    days = told.first, told.first + dt.timedelta(days=1)
+    rates = dict(zip(days, ("0.92", "0.913333333"), strict=True))
+    text = "".join(
+        f'[[exchange]]\nfrom = "USD"\nto = "EUR"\nrate = {rate}\neffective_from = {day}\n'
+        for day, rate in rates.items()
+    )
+    with opened(dsn, tmp_path) as ledger:
+        ledger.play(told)
+        ledger.apply(text)
+        answer = ledger.command(
+            *("chargeback", "--from", str(told.first), "--to", str(told.last), "--currency", "EUR"),
+            *("--by", BY, "--format", "json"),
+            ends=(0, 1),
+        )
+    bill, _ = bill_of(told.facts(), told.first, told.last)
+    dated = [(midnight(day, told.zone), Fraction(rate)) for day, rate in rates.items()]
+    expected = exchanged(bill, told.zone, dated, lambda key: cells_of(key, has_price=True))
+    actual = {}
+    for row in json.loads(answer)["rows"]:
+        cells = tuple(row[name] or "" for name in BY.split(","))
+        actual[cells, row["currency"] or "", row["exchange"].split(" from ")[0]] = row["cost_micro"] or 0
+    assert actual == expected
+
+
+@pytest.mark.slow
+def test_shares_of_a_pool_are_the_oracle_s(dsn, tmp_path):
+    """Two GPUs at 10; half of them is alpha's, the other one bravo's. Alpha holds both for five hours, bravo none."""
+    held = [seen(AUGUST, 5, uuid=f"GPU-{at}", job=f"j{at}", pool="train") for at in (0, 1)]
+    shares = (
+        '[[share]]\nteam = "alpha"\npool = "train"\nfraction = 0.5\n\n'
+        '[[share]]\nteam = "bravo"\npool = "train"\ngpus = 1\n'
+    )
+    told = world("shares", TEN, *held, ("declared", shares), last=dt.date(2024, 8, 2))
+    with opened(dsn, tmp_path) as ledger:
+        ledger.play(told)
+        assert not differences(told, ledger)
+        days = ("--from", "2024-08-01", "--to", "2024-08-02")
+        text = ledger.command("chargeback", *days, "--by", "share", "--format", "csv")
+    rows = {row["team"]: row for row in csv.DictReader(io.StringIO(text))}
+    hours = {team: (Fraction(row["gpu_hours_lent"]), Fraction(row["gpu_hours_borrowed"])) for team, row in rows.items()}
+    assert hours == {"alpha": (0, 5), "bravo": (5, 0)}
+    costs = {team: (Fraction(row["cost_lent"]), Fraction(row["cost_borrowed"])) for team, row in rows.items()}
+    assert costs == {"alpha": (0, 50), "bravo": (50, 0)}

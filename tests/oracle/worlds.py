@@ -13,7 +13,23 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from oracle.model import DAY, HOUR, WHOLE, Dispute, Facts, Import, Job, Price, Row, Rule, Sighting, midnight
+from oracle.model import (
+    DAY,
+    HOUR,
+    WHOLE,
+    Dispute,
+    Entry,
+    Facts,
+    Import,
+    Job,
+    NodeCost,
+    Policy,
+    Price,
+    Row,
+    Rule,
+    Sighting,
+    midnight,
+)
 
 MINUTE = 60_000
 EARLY = 1_577_836_800_000
@@ -61,7 +77,9 @@ class Batch(NamedTuple):
 
 
 Step = tuple[str, object]
-"""batch, import, doubled, slip, inventory, prices, rules, dispute, close or look, with what it brings."""
+"""What is told, with what it brings: batch, import, doubled, second, replaced, slip, inventory, prices, rules, nodes,
+policies, entry, true_up, declared, dispute, close or look.
+"""
 FREE = ("batch", "import")
 """What may be told in any order."""
 
@@ -92,6 +110,14 @@ class World:
                 found.prices |= {price_key(one): one for one in what}
             elif kind == "rules":
                 found.rules = what
+            elif kind == "nodes":
+                found.node_costs = what
+            elif kind == "policies":
+                found.policies = what
+            elif kind in ("entry", "true_up"):
+                found.entries.append(what)
+            elif kind == "replaced":
+                found.imports = {one.id: one for one in what}
         return found
 
 
@@ -108,7 +134,8 @@ def twin(world: World, seed: int) -> World:
     free: list[Step] = []
     for kind, what in world.steps:
         is_free = kind in FREE and (kind == "batch" or again.count(what[0].id) == 1)
-        if kind != "look":
+        # What is refused beside an import would be taken before it.
+        if kind not in ("look", "second"):
             (free if is_free else ordered).append((kind, what))
     rng.shuffle(free)
     disputed = [kind for kind, _ in ordered].index("dispute") if world.facts().disputes else len(ordered)
@@ -168,6 +195,7 @@ class Maker:
             made.steps.append(("dispute", Dispute(team, first, rng.choice((self.last, first + dt.timedelta(1))), to)))
         for _ in range(rng.choice((0, 1, 2))):
             made.steps.insert(rng.randint(0, len(made.steps)), ("look", self.chance(0.5)))
+        Money(self, made.steps).declare()
         return made
 
     # What happens.
@@ -404,6 +432,78 @@ class Maker:
             place += 1
         ends = (months[-1] + dt.timedelta(days=32)).replace(day=1)
         world.last = max(world.last, ends)
+
+
+TEAMS = ("alpha", "bravo", "charlie", "delta")
+
+
+class Money:
+    """What a bill has beside the rate of time, declared among the steps of a world, from a seed of its own."""
+
+    def __init__(self, maker: Maker, steps: list[Step]) -> None:
+        self.maker, self.steps = maker, steps
+        self.rng = random.Random(f"money of {maker.seed}")
+
+    def declare(self) -> None:
+        """Node costs and policies, some of them twice; entries; and a second source of what was imported."""
+        for chance, kind, rows in ((0.4, "nodes", self.nodes), (0.55, "policies", self.policies)):
+            if self.rng.random() < chance:
+                for _ in range(self.rng.choice((1, 1, 2))):
+                    self.put((kind, rows()))
+        for number in range(self.rng.choice((0, 0, 1, 2))):
+            self.put(("entry", self.entry(number)))
+        imports = [(at, what[0]) for at, (kind, what) in enumerate(self.steps) if kind == "import"]
+        # A row that is imported again may be of another pool by then.
+        told = [row.id for _, row in imports]
+        imports = [(at, row) for at, row in imports if told.count(row.id) == 1]
+        if imports and self.rng.random() < 0.4:
+            at, row = self.rng.choice(imports)
+            self.steps.insert(self.rng.randint(at + 1, len(self.steps)), ("second", row))
+
+    def put(self, step: Step) -> None:
+        self.steps.insert(self.rng.randint(0, len(self.steps)), step)
+
+    def days(self) -> tuple[dt.date | None, dt.date | None]:
+        """Days on which a declaration holds, mostly all."""
+        if self.rng.random() < 0.6:
+            return None, None
+        first = self.maker.first + dt.timedelta(days=self.rng.randint(0, 2))
+        return first, self.rng.choice((None, first + dt.timedelta(days=self.rng.randint(1, 3))))
+
+    def nodes(self) -> tuple[NodeCost, ...]:
+        """Node costs: of every node, of a pool, and of one node under the same name or another."""
+        rng = self.rng
+        found = [NodeCost("cpu", rng.choice(("0.5", "0.333333333")), "USD", "", "", *self.days())]
+        if rng.random() < 0.5:
+            found.append(NodeCost("cpu", "1.1", rng.choice(("USD", "EUR")), "", "n0"))
+        if rng.random() < 0.5:
+            found.append(NodeCost("disk", "0.07", "USD", rng.choice(POOLS[1:]), "", *self.days()))
+        return tuple(found)
+
+    def policies(self) -> tuple[Policy, ...]:
+        """Volume prices and percentages, of all or of a team, a pool or a model."""
+        rng = self.rng
+        found = []
+        for number in range(rng.choice((0, 1, 1, 2))):
+            edge = rng.choice(("5", "12", "31.5"))
+            steps = (("0", rng.choice(("2", "3.3"))), (edge, rng.choice(("1", "1.234567891"))))
+            pool, team = rng.choice(("", "", "train", "cloud")), rng.choice(("", "", *TEAMS))
+            of_whom = rng.choice(("team", "fleet"))
+            name, currency = f"volume {number}", rng.choice(("USD", "USD", "EUR"))
+            found.append(Policy(name, "tiered", "", steps, of_whom, currency, team, pool, "", *self.days()))
+        for number in range(rng.choice((0, 1, 2)) if found else 1):
+            kind, percent = rng.choice(("markup", "discount")), rng.choice(("10", "7.5", "33.333333"))
+            pool, team, model = rng.choice(("", "", "train")), rng.choice(("", *TEAMS)), rng.choice(("", "A100"))
+            found.append(Policy(f"{kind} {number}", kind, percent, (), "", "", team, pool, model, *self.days()))
+        return tuple(found)
+
+    def entry(self, number: int) -> Entry:
+        """A credit or a debit of a team, which may have held nothing."""
+        kind, team = self.rng.choice(("credit", "debit")), self.rng.choice(TEAMS)
+        micro = self.rng.choice((12_500_000, 3_010_000)) * (-1 if kind == "credit" else 1)
+        day = self.maker.first + dt.timedelta(days=self.rng.randint(0, 1))
+        share = ("", team, "", "", "", ""), self.rng.choice(("", "", "train")), "", micro
+        return Entry(f"{kind} {number}", kind, day, self.rng.choice(("USD", "EUR")), (share,))
 
 
 __all__ = ["DAY", "Batch", "Maker", "World", "make", "twin"]
