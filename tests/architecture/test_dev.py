@@ -48,6 +48,21 @@ def test_an_unknown_task_is_a_usage_error(checkout):
     assert "the tasks are demo, test" in answer.stderr
 
 
+def test_tools_keep_their_bytecode(checkout):
+    """Images of Python often forbid it: each process of a run would compile all that it imports again."""
+    tool = checkout / ".venv/bin/gpuledger"
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/sh\nenv\n")
+    tool.chmod(0o755)
+    dev_module = load(checkout)
+    marker = f"made-from-{'-'.join(dev_module.RUNTIME)}"
+    (checkout / ".venv" / marker).write_text(dev_module.fingerprint(dev_module.RUNTIME))
+    answer = dev(checkout, "demo", env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert answer.returncode == 0, answer.stderr
+    assert "PATH=" in answer.stdout
+    assert "DONTWRITEBYTECODE" not in answer.stdout
+
+
 def load(folder):
     """`./dev` of a checkout as a module."""
     loader = importlib.machinery.SourceFileLoader("dev", str(folder / "dev"))
