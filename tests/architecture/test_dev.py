@@ -73,6 +73,35 @@ def load(folder):
     return module
 
 
+def test_an_installation_leaves_bytecode_of_the_demo(checkout, monkeypatch):
+    """pip is told to make none, which costs the first demo as long as its first page takes."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    python = checkout / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\ncase "$2" in pip) ;; *) exec {sys.executable} "$@" ;; esac\n')
+    python.chmod(0o755)
+    (python.parent / "pip").touch()
+    for folder in ("agent", "collector", "common", "alembic"):
+        (checkout / folder).mkdir()
+        (checkout / folder / "module.py").touch()
+    dev_module = load(checkout)
+    dev_module.IMPORTS = "import sys; sys.path.insert(0, '.'); import imported"
+    (checkout / "imported.py").touch()
+    assert dev_module.make_environment(dev_module.RUNTIME) == 0
+    compiled = {path.parent.parent.name for path in checkout.rglob("module.*.pyc")}
+    assert compiled == {"agent", "collector", "common", "alembic"}
+    assert list((checkout / "__pycache__").glob("imported.*.pyc"))
+
+
+def test_what_is_compiled_exists():
+    """The modules that `./dev` imports after an installation are those of this checkout."""
+    names = load(ROOT).IMPORTS.partition(";")[0].removeprefix("import ").split(", ")
+    assert [importlib.util.find_spec(name).name for name in names] == names
+    from gpuledger_collector.cli import demo
+
+    assert all(importlib.util.find_spec(name) for name in demo.MODULES)
+
+
 @pytest.mark.parametrize(
     ("task", "free_megabytes", "needed"),
     [("demo", 400, "the demo needs 1000 MB"), ("docs", 1500, "installing the requirements needs 2000 MB")],
