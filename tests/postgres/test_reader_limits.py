@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,13 @@ from fakes.batches import batch, body_of
 from fakes.collector import MSGPACK, running
 from fakes.replicas import until
 from fakes.two_teams import token
-from gpuledger_collector.api.reader_limits import AT_ONCE, AT_ONCE_OF_ALL
+from gpuledger_collector.api.reader_limits import (
+    AT_ONCE,
+    AT_ONCE_OF_ALL,
+    BUSY_SWITCH_SECONDS,
+    CALM_SWITCH_SECONDS,
+)
+from gpuledger_collector.storage import cancellation
 
 pytestmark = pytest.mark.slow
 CHARGEBACK = "/v1/chargeback?period=2026-10&by=team"
@@ -127,3 +134,44 @@ def test_probes_need_no_thread_of_readers(dsn, monkeypatch):
         watched.release()
         for thread in threads:
             thread.join(60)
+
+
+def test_one_large_answer_at_a_time_is_in_memory(dsn, monkeypatch):
+    """Another one waits for its turn, and no longer than a page may take; its thread notices that it was left."""
+    monkeypatch.setattr(cancellation, "LARGE_LINES", -1)
+    with running(dsn, page_seconds=1) as collector:
+        limits = collector.parts.app.state.reader_limits
+        with limits.large:
+            status, told, answer = collector.request("GET", CHARGEBACK)
+            assert (status, told["Retry-After"]) == (503, "1")
+            assert "over 1 s (page_seconds)" in str(answer)
+            until(lambda: limits.readers == {})
+        for _ in range(3):
+            assert collector.request("GET", CHARGEBACK)[0] == 200
+        until(lambda: not limits.large.locked())
+
+
+@pytest.mark.parametrize("path", [CHARGEBACK, PAGE])
+def test_an_answer_has_a_number_of_lines(dsn, monkeypatch, path):
+    """A sentence, before they are objects; a command has no limit."""
+    monkeypatch.setattr(cancellation, "MOST_LINES", -1)
+    with running(dsn) as collector:
+        status, _, answer = collector.request("GET", path)
+        assert status == 422
+        assert "lines of the ledger: ask for a shorter period or fewer dimensions" in str(answer)
+    assert cancellation.line_limit() == ""
+
+
+def test_threads_take_short_turns_while_readers_are_answered(dsn):
+    """The event loop, which answers agents, waits for each of them at each step."""
+    with running(dsn, page_seconds=0) as collector, locked_zones(dsn) as watched:
+        limits = collector.parts.app.state.reader_limits
+        assert sys.getswitchinterval() == pytest.approx(CALM_SWITCH_SECONDS)
+        thread = threading.Thread(target=collector.request, args=("GET", CHARGEBACK))
+        thread.start()
+        until(lambda: watched.waiting() == 1)
+        assert sys.getswitchinterval() == pytest.approx(BUSY_SWITCH_SECONDS)
+        watched.release()
+        thread.join(60)
+        until(lambda: limits.readers == {})
+        assert sys.getswitchinterval() == pytest.approx(CALM_SWITCH_SECONDS)

@@ -97,7 +97,7 @@ def test_an_owner_that_may_not_alter_the_role_is_told_the_statement(dsn, admin, 
     assert f"""left to an administrator: ALTER ROLE "{ROLE}" LOGIN PASSWORD '...';""" in text
     assert "SCRAM" not in text
     assert "very secret" not in text
-    assert f"""left to an administrator: ALTER ROLE "{ROLE}" SET temp_file_limit = '256MB';""" in text
+    assert f"""left to an administrator: ALTER ROLE "{ROLE}" SET temp_file_limit = '64MB';""" in text
 
 
 def owned_by_somebody(dsn, admin):

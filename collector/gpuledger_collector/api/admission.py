@@ -14,6 +14,8 @@ from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, M
 from gpuledger_collector.notifications import links
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing.disputes import MOST_ENTRIES, MOST_LINES, MOST_OPEN
+from gpuledger_collector.storage.cancellation import LARGE_LINES
+from gpuledger_collector.storage.cancellation import MOST_LINES as MOST_LINES_IN_MEMORY
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.wire import MAX_BODY_BYTES, MAX_DECODED_BYTES
 
@@ -148,19 +150,20 @@ def _read(way_in: str, query: str, **bounds_of_it: str) -> Admission:
     return replace(_open(way_in, query), payer=READER, in_progress=READING, deadline=READ_DEADLINE, **bounds_of_it)
 
 
+LINES = f"at most {MOST_LINES_IN_MEMORY:,} lines, one answer of more than {LARGE_LINES:,} at a time"
 PAGES = tuple(
     _read(f"GET {path}", query)
     for path, query in {
-        "/": "the period asked for, by default a month",
-        "/statements": "a month",
-        "/statements/{level}/{month}": "a month",
-        "/statements/{level}/{owner:name}/{month}": "a month",
+        "/": f"the period asked for, by default a month, {LINES}",
+        "/statements": f"a month, {LINES}",
+        "/statements/{level}/{month}": f"a month, {LINES}",
+        "/statements/{level}/{owner:name}/{month}": f"a month, {LINES}",
         "/idle": "current findings",
         "/anomalies": "current findings",
-        "/jobs": "the period asked for, by default a month",
+        "/jobs": f"the period asked for, by default a month, {LINES}",
         "/jobs/{job:name}": "a job",
         "/demand": "weeks of one pool or of all",
-        "/trust": "the period asked for, by default a month",
+        "/trust": f"the period asked for, by default a month, {LINES}",
         "/pools/{pool:name}": "weeks of one pool",
     }.items()
 )
@@ -169,7 +172,7 @@ PAGED = f"at most {MAX_ROWS:,} rows an answer"
 ANSWERS = tuple(
     _read(f"GET {path}", query)
     for path, query in {
-        "/v1/chargeback": "the period asked for",
+        "/v1/chargeback": f"the period asked for, {LINES}",
         "/v1/accelerators": f"{DAYS}, {PAGED}",
         "/v1/nodes": PAGED,
         "/v1/budgets": "budgets in force",

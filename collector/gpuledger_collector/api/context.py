@@ -22,7 +22,7 @@ from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.reader_limits import ReaderLimits, ReadRefused
 from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.errors import StorageError, TooManyLines
 from gpuledger_collector.storage.locks import Connection
 
 RETRY_AFTER_SECONDS = "5"
@@ -94,6 +94,8 @@ def as_http_error(error: Exception) -> HTTPException | None:
         return HTTPException(error.status, str(error), {"WWW-Authenticate": "Bearer"} if error.status == 401 else None)
     if isinstance(error, ReadRefused):
         return HTTPException(error.status, str(error), {"Retry-After": str(error.seconds)})
+    if isinstance(error, TooManyLines):
+        return HTTPException(422, str(error))
     if isinstance(error, UnknownPool):
         return HTTPException(404, str(error))
     if isinstance(error, KeysUnavailable | NoAdvice):

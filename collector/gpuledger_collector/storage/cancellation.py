@@ -1,4 +1,4 @@
-"""The database sessions of one question, so that what it runs can be cancelled from another thread."""
+"""What one question holds: its database sessions, so that they can be cancelled, and lines of the ledger in memory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from contextvars import ContextVar
 
 import psycopg
 
-from gpuledger_collector.storage.errors import QuestionAbandoned
+from gpuledger_collector.storage.errors import QuestionAbandoned, TooManyLines
 from gpuledger_collector.storage.locks import Connection
 
 CANCEL_SECONDS = 5.0
 """How long the server may take to accept a cancellation."""
+LARGE_LINES = 20_000
+"""Lines of the ledger from which on an answer is large: one at a time is in memory."""
+MOST_LINES = 250_000
+"""A month of 2,000 GPUs by workload has 170,000; a line takes about 1 KB."""
+LOOK_SECONDS = 0.1
+"""How soon a question that waits for its turn notices that nobody waits for it."""
 
 
 class Sessions:
-    """The sessions that one question has opened. Its thread adds them, another one cancels."""
+    """The sessions that one question has opened. Its thread adds them, another one cancels.
 
-    def __init__(self) -> None:
+    `large` is held by the question of this process whose answer is large.
+    """
+
+    def __init__(self, large: threading.Lock | None = None) -> None:
+        self._large = large or threading.Lock()
+        self._is_large = False
         self._connections: list[Connection] = []
         self._is_abandoned = False
         self._lock = threading.Lock()
@@ -32,6 +43,22 @@ class Sessions:
             is_abandoned = self._is_abandoned
         if is_abandoned:
             raise QuestionAbandoned
+
+    def admit_lines(self, count: int) -> None:
+        """Wait until this question may hold so many lines. Raises TooManyLines, QuestionAbandoned."""
+        if count > MOST_LINES:
+            raise TooManyLines(MOST_LINES)
+        if count <= LARGE_LINES or self._is_large:
+            return
+        while not self._large.acquire(timeout=LOOK_SECONDS):
+            if self._is_abandoned:
+                raise QuestionAbandoned
+        self._is_large = True
+
+    def release_lines(self) -> None:
+        """Let another large answer begin; call it once, when the question has ended."""
+        if self._is_large:
+            self._large.release()
 
     def cancel(self) -> None:
         """Cancel what runs now, and refuse new sessions. What begins in between needs another call."""
@@ -54,6 +81,17 @@ def collected_in(sessions: Sessions) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def line_limit() -> str:
+    """The LIMIT of a statement that reads lines of the ledger; empty outside of a question."""
+    return "" if _current.get() is None else f" LIMIT {MOST_LINES + 1}"
+
+
+def admit_lines(count: int) -> None:
+    """Wait until the current question, if any, may hold so many lines. Raises TooManyLines, QuestionAbandoned."""
+    if (sessions := _current.get()) is not None:
+        sessions.admit_lines(count)
 
 
 def note_session(connection: Connection) -> None:

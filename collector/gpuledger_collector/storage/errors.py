@@ -26,6 +26,18 @@ class QuestionAbandoned(StorageError):
         super().__init__("the question was abandoned: nobody waits for its answer any more")
 
 
+class TooManyLines(StorageError, ValueError):
+    """An answer needs more lines of the ledger than one may have in memory."""
+
+    permanent = True
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"the answer needs more than {most:,} lines of the ledger: ask for a shorter period or fewer dimensions, "
+            "or use the command of gpuledger that answers the same, which has no limit"
+        )
+
+
 class ReadReplica(StorageError):
     """The database is a read replica, and this needs to write."""
 

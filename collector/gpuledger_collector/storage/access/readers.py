@@ -75,7 +75,7 @@ READABLE_COLUMNS = {
 """Columns of tables whose other columns hold mail, names of people and evidence: enough to count and list rows."""
 CONNECTIONS = 10
 """Concurrent sessions of a role: several boards of a person. Postgres refuses more."""
-TEMP_FILE_LIMIT = "256MB"
+TEMP_FILE_LIMIT = "64MB"
 """Temporary files of a session, for sorts and joins; a role cannot raise it, as it can the other settings."""
 STATEMENT_TIMEOUT = "30s"
 """Longest query of a reader: nobody waits longer for a board."""

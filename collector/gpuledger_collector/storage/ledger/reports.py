@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.storage.billing import adjustments, commitments, prices
 from gpuledger_collector.storage.billing import node_costs as stored_node_costs
 from gpuledger_collector.storage.billing.locations import COMMITMENT_REGION, CORRECTED_DAY, lines_by_region
+from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
 
@@ -133,9 +134,11 @@ def charged_lines(
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     rows = connection.execute(
         f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {added} "
-        f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
+        f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}"
+        f"{line_limit()}",
         {"start": period.start_ms, "end": period.end_ms},
     )
+    admit_lines(rows.rowcount)
     return [_line(row, len(by)) for row in rows]
 
 
