@@ -11,20 +11,22 @@ import contextlib
 import http.client
 import http.server
 import json
+import math
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 
 from bench.startup import resident_mib
-from fakes import two_teams
+from fakes import hostile_pages, two_teams
 from fakes.apiserver import certificates
 from fakes.batches import batch, body_of
 from fakes.postgres import open_folder
@@ -48,6 +50,7 @@ HOOKS = {
     "nat64": "https://[64:ff9b::7f00:1]:{port}/",
 }
 """Webhooks that lead inside, with no permission to."""
+STORED = "SELECT b.seq FROM ingest_batch b JOIN node n ON n.id = b.node_id WHERE n.name = 'neighbor'"
 BUDGET = '[[budget]]\nname = "{name}"\nteam = "{team}"\nperiod = "month"\namount = 1\ncurrency = "USD"\n'
 BUDGET += "recipients = [{to}]\n"
 
@@ -79,7 +82,10 @@ class Row:
     requests: int = 0
     seen: Counter[str] = field(default_factory=Counter)
     holes: list[str] = field(default_factory=list)
-    slowest_s: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    """Seconds of each answer to the neighbor."""
+    lost: int = 0
+    """Batches that were acknowledged and are not stored."""
     begun: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -88,6 +94,16 @@ class Row:
         with self.lock:
             self.requests += times
             self.seen[str(what)] += times
+
+    @property
+    def slowest_s(self) -> float:
+        """The neighbor's slowest answer."""
+        return max(self.waits, default=0.0)
+
+    @property
+    def p99_s(self) -> float:
+        """The answer that 99 of 100 of the neighbor's are no slower than."""
+        return sorted(self.waits)[math.ceil(0.99 * len(self.waits)) - 1] if self.waits else 0.0
 
     def expect(self, condition: object, hole: str) -> None:
         """A hole when the condition does not hold."""
@@ -127,21 +143,57 @@ class Listener:
         return int(self.server.server_address[1])
 
 
+RECEIVERS = (hostile_pages.drip_headers, hostile_pages.say_nothing, hostile_pages.drip, hostile_pages.never_end)
+
+
+class HostileReceiver:
+    """An HTTPS server on loopback that answers each message as an attacker would."""
+
+    def __init__(self, respond: Callable[[socket.socket], None]) -> None:
+        self.respond, self.asked = respond, 0
+        self.name = respond.__name__.replace("_", "-")
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.listener.getsockname()[1])
+
+    def serve(self, folder: Path) -> None:
+        """Accept in threads of its own."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "server.crt", folder / "server.key")
+
+        def answer(plain: socket.socket) -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True) as connection:
+                connection.recv(65_536)
+                self.asked += 1
+                self.respond(connection)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    plain, _ = self.listener.accept()
+                    threading.Thread(target=answer, args=(plain,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+
+
 class Arena:
     """The collector, whom it knows, and the table of what was tried."""
 
-    def __init__(self) -> None:
-        self.folder = open_folder("gpuledger-attacks-")
+    def __init__(self, folder: Path | None = None, **settings: str) -> None:
+        self.folder = folder or open_folder("gpuledger-attacks-")
+        self.receivers = [HostileReceiver(respond) for respond in RECEIVERS]
         certificates(self.folder)
         self.listener = Listener(self.folder)
         hooks = "".join(f'{name} = "{address.format(port=self.listener.port)}"\n' for name, address in HOOKS.items())
         moved = f'[moved]\naddress = "https://127.0.0.1:{self.listener.port}/moved"\nprivate = true\n'
+        for receiver in self.receivers:
+            receiver.serve(self.folder)
+            moved += f'[{receiver.name}]\naddress = "https://127.0.0.1:{receiver.port}/x"\nprivate = true\n'
         (self.folder / "hooks.toml").write_text(hooks + moved)
         (self.folder / "link").write_text("a secret that signs the links of mails\n")
-        self.collector = TlsCollector(self.folder, **self._settings())
+        self.collector = TlsCollector(self.folder, **(self._settings() | settings))
         self.rows: list[Row] = []
         self.secrets: dict[str, str] = {}
-        self.sequence = 0
+        self.sequence, self.acknowledged = 0, set[int]()
         self.probing = threading.Lock()
 
     def _settings(self) -> dict[str, str]:
@@ -178,7 +230,8 @@ class Arena:
         for number, team in enumerate((OWN, FOREIGN), start=1):
             status, _, text = self.ask("POST", "/v1/batches", "any node", two_teams.six_days(team, number), JSON)
             assert status == 200, text
-        hooks = ", ".join(f'"webhook:{name}"' for name in (*HOOKS, "moved"))
+        names = (*HOOKS, "moved", *(receiver.name for receiver in self.receivers))
+        hooks = ", ".join(f'"webhook:{name}"' for name in names)
         budgets = BUDGET.format(name="hooks", team=OWN, to=hooks) + BUDGET.format(
             name="mails", team=OWN, to='"lead@example.com"'
         )
@@ -193,6 +246,8 @@ class Arena:
 
     def close(self) -> None:
         self.listener.server.shutdown()
+        for receiver in self.receivers:
+            receiver.listener.close()
         self.collector.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -264,9 +319,11 @@ class Arena:
             status, _, _ = self.ask("POST", "/v1/batches", "neighbor", body, MSGPACK)
             seconds = time.monotonic() - begun
             ready = self.ask("GET", "/readyz", "nobody")[0]
-        row.slowest_s = max(row.slowest_s, seconds)
+            if status == 200:
+                self.acknowledged.add(self.sequence)
+        row.waits.append(seconds)
         late = f"the neighbor was answered {status} after {seconds:.1f} s, {time.monotonic() - row.begun:.0f} s into it"
-        row.expect(status == 200 and seconds < LIMIT_S, late)
+        row.expect(status == 200, late)
         row.expect((ready == 200) == (status == 200), f"/readyz said {ready} while batches were answered {status}")
 
     @contextlib.contextmanager
@@ -287,3 +344,11 @@ class Arena:
             over.set()
             thread.join(120)
             self.probe(row)
+            row.expect(row.p99_s < LIMIT_S, f"the neighbor's p99 was {row.p99_s:.1f} s of {len(row.waits)} answers")
+            row.lost = self.lost()
+            row.expect(not row.lost, f"{row.lost} acknowledged batches are not stored")
+
+    def lost(self) -> int:
+        """How many batches of the neighbor were acknowledged and are not stored."""
+        stored = {seq for (seq,) in self.query(STORED)}
+        return len(self.acknowledged - stored)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bench._attacks_arena import HOOKS, Arena, Row
+from bench._attacks_arena import BUDGET, HOOKS, Arena, Row
 from bench._attacks_requests import NOW_MS
 from fakes import two_teams
 from fakes.batches import HOUR_MS, accelerator, batch, body_of, held, samples, workload
@@ -214,12 +214,31 @@ def webhooks(arena: Arena) -> None:
         time.sleep(3)
         for recipient, state, error in arena.query(over):
             row.count(f"outbox: {state}")
+            if str(recipient).partition(":")[2] in {receiver.name for receiver in arena.receivers}:
+                continue  # private by the settings: `receivers` judges them
             inside = recipient != "webhook:moved"
             row.expect(
                 not inside or (state == "dead" and "private network" in str(error)), f"{recipient}: {state}, {error}"
             )
         row.expect(set(arena.listener.asked) == {"/moved"}, f"the listener inside was asked for {arena.listener.asked}")
         _rebind(row)
+
+
+def receivers(arena: Arena) -> None:
+    """Receivers that drip, say nothing and never end: each was asked, and mails and other hooks went on meanwhile."""
+    runs = "SELECT max(extract(epoch FROM ended_at - started_at)) FROM job_run WHERE job = 'send_outbox'"
+    with arena.attack("hooks to hostile receivers", "finance") as row:
+        arena.wait(lambda: all(receiver.asked for receiver in arena.receivers), 120, "hostile receivers to be asked")
+        for receiver in arena.receivers:
+            row.count(f"{receiver.name} asked", receiver.asked)
+        budget = BUDGET.format(name="after", team=OWN, to='"after@example.com"')
+        arena.apply((arena.folder / "declared.toml").read_text() + budget)
+        mails, begun = arena.folder / "mails", time.monotonic()
+        arena.wait(lambda: any(b"after@example.com" in path.read_bytes() for path in mails.iterdir()), 120, "a mail")
+        row.count(f"a mail after {time.monotonic() - begun:.0f} s")
+        longest = float(str(arena.query(runs)[0][0] or 0))
+        row.count(f"longest run of the sender {longest:.0f} s")
+        row.expect(longest < 150, f"a run of the sender took {longest:.0f} s")
 
 
 def _rebind(row: Row) -> None:
@@ -290,5 +309,5 @@ def whole(arena: Arena) -> None:
         row.expect(not acting(log), f"the log acts: {acting(log)}")
 
 
-LOOKING = (names, links, webhooks)
+LOOKING = (names, links, webhooks, receivers)
 LAST = (whole,)

@@ -1,9 +1,11 @@
-"""Attacks on a real collector: every identity, every route, forged and hostile evidence, bombs, readers and webhooks.
+"""Attacks on real collectors: every identity, every route, forged and hostile evidence, bombs, readers and webhooks.
 
 One collector with its own embedded Postgres, TLS by a private authority and tokens is attacked in turn, on loopback,
-within bounded requests and minutes. A hole is a foreign row shown, a request that should have been refused, a fault of
-ours, a number of another team that moved, a neighbor that waited for two seconds or longer, or a `/readyz` that does
-not say what is. It ends with 1 when there is one.
+within bounded requests and minutes; then one of three workers on a small disk that fills up, and one with a year of
+data. A hole is a foreign row shown, a request that should have been refused, a fault of ours, a number of another team
+that moved, a neighbor whose batches are not taken or whose p99 is two seconds or longer, a batch that was acknowledged
+and is not stored, or a `/readyz` that does not say what is. It ends with 1 when there is one. Names of attacks after
+the command run those alone; `disk` and `year` are the last two.
 """
 
 from __future__ import annotations
@@ -11,16 +13,27 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from bench import _attacks_floods, _attacks_inside, _attacks_reader, _attacks_requests
+from bench import (
+    _attacks_disk,
+    _attacks_floods,
+    _attacks_inside,
+    _attacks_quotas,
+    _attacks_reader,
+    _attacks_requests,
+    _attacks_year,
+)
 from bench._attacks_arena import Arena, Row
 
 ATTACKS = (
     *_attacks_requests.QUIET,
     *_attacks_inside.LOOKING,
+    *_attacks_quotas.ATTACKS,
     *_attacks_floods.ATTACKS,
     _attacks_reader.reader,
     *_attacks_inside.LAST,
@@ -29,40 +42,58 @@ ATTACKS = (
 
 
 def table(rows: list[Row]) -> None:
-    print("| attack | identities | requests | seen | slowest neighbor | holes |\n|---|---|---|---|---|---|")
+    print("| attack | identities | requests | seen | neighbor p99 | slowest | lost | holes |")
+    print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         seen = ", ".join(f"{what} ({count:,})" if count > 1 else what for what, count in row.seen.most_common(6))
         print(
-            f"| {row.attack} | {row.identities} | {row.requests:,} | {seen} | {row.slowest_s:.2f} s "
-            f"| {len(row.holes)} |"
+            f"| {row.attack} | {row.identities} | {row.requests:,} | {seen} | {row.p99_s:.2f} s "
+            f"| {row.slowest_s:.2f} s | {row.lost} | {len(row.holes)} |"
         )
     requests, holes = sum(row.requests for row in rows), sum(len(row.holes) for row in rows)
-    slowest = max(row.slowest_s for row in rows)
-    print(f"| **all {len(rows)}** | | **{requests:,}** | | **{slowest:.2f} s** | **{holes}** |")
+    slowest, p99 = max(row.slowest_s for row in rows), max(row.p99_s for row in rows)
+    lost = sum(row.lost for row in rows)
+    print(f"| **all {len(rows)}** | | {requests:,} | | {p99:.2f} s | {slowest:.2f} s | {lost} | {holes} |")
+
+
+def attempt(rows: list[Row], name: str, attack: Callable[[], None]) -> None:
+    """Make an attack, and print the holes that it found; one that cannot be made has shown nothing, and is one."""
+    begun, before = time.monotonic(), len(rows)
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    try:
+        attack()
+    except (Exception, SystemExit):
+        if len(rows) == before:
+            rows.append(Row(name, "-"))
+        rows[-1].expect(False, f"{name} broke off: {traceback.format_exc(limit=-2)}")
+    print(f"{time.monotonic() - begun:5.0f} s  {name}", file=sys.stderr, flush=True)
+    for row in rows[before:]:
+        for hole in row.holes:
+            print(f"        HOLE {hole}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    begun, wanted = time.monotonic(), sys.argv[1:]
-    arena = Arena()
-    try:
-        arena.open()
-        for attack in ATTACKS:
-            if not wanted or attack.__name__ in {name.strip("-") for name in wanted}:
-                print(f"{time.monotonic() - begun:5.0f} s  {attack.__name__}", file=sys.stderr, flush=True)
-                try:
-                    attack(arena)
-                except (Exception, SystemExit):  # an attack that cannot be made has shown nothing
-                    arena.rows[-1].expect(False, f"{attack.__name__} broke off: {traceback.format_exc(limit=-2)}")
-                for hole in arena.rows[-1].holes:
-                    print(f"        HOLE {hole}", file=sys.stderr, flush=True)
-    finally:
-        arena.close()
-    table(arena.rows)
-    for row in arena.rows:
+    begun, wanted = time.monotonic(), {name.strip("-") for name in sys.argv[1:]}
+    rows: list[Row] = []
+    chosen = [attack for attack in ATTACKS if not wanted or attack.__name__ in wanted]
+    if chosen:
+        arena = Arena()
+        arena.rows = rows
+        try:
+            arena.open()
+            for attack in chosen:
+                attempt(rows, attack.__name__, partial(attack, arena))
+        finally:
+            arena.close()
+    for attack_of_its_own in (_attacks_disk.disk, _attacks_year.year):
+        if not wanted or attack_of_its_own.__name__ in wanted:
+            attempt(rows, attack_of_its_own.__name__, partial(attack_of_its_own, rows))
+    table(rows)
+    for row in rows:
         for hole in row.holes[:20]:
             print(f"hole: {row.attack}: {hole}")
     print(f"\n{time.monotonic() - begun:.0f} s")
-    return int(any(row.holes for row in arena.rows))
+    return int(any(row.holes for row in rows))
 
 
 if __name__ == "__main__":
