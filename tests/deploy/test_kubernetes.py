@@ -168,7 +168,7 @@ def test_rights_are_what_the_agent_asks_for_and_no_more():
         group = re.fullmatch(r"/apis/([\w.]+)/\w+/(\w+)", path)
         asked.add(("", core[1]) if core else group.groups())
     assert len(asked) >= 3
-    assert set(re.findall(r'\.request\("(\w+)"', source)) == {"GET"}
+    assert set(re.findall(r'\.exchange\("(\w+)"', source)) == {"GET"}
     rules = BASE["ClusterRole", "gpuledger-agent"]["rules"]
     assert {(group, name) for rule in rules for group in rule["apiGroups"] for name in rule["resources"]} == asked
     assert all(rule["verbs"] == ["list"] for rule in rules)  # a list with a field selector; single objects are not read
