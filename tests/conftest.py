@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import tempfile
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -90,6 +91,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return ByLedger(config, log)
+
+
+NOT_TO_BE_HAD = ("../shared", "capture", "GPULEDGER_TEST_", "root", "/dev/kmsg", "NVIDIA driver", "mirror of Debian")
+"""What a reason of skipping names where no package brings what the test needs."""
+
+
+def is_missing(reason: str) -> bool:
+    """Whether a test was skipped for want of what CI can have, where GPULEDGER_TEST_ENGINES requires it."""
+    return os.environ.get("GPULEDGER_TEST_ENGINES") == "required" and not any(word in reason for word in NOT_TO_BE_HAD)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let a test fail that is skipped although every engine is said to be there."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        reason = str(report.longrepr[2])
+        if is_missing(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}; GPULEDGER_TEST_ENGINES=required lets nothing be skipped that CI can have"
+    return report
 
 
 def pytest_collection_finish() -> None:
