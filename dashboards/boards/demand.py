@@ -204,7 +204,9 @@ PLANS = (
         "the last 7, with its band. In band: the part of past days whose demand was in such a band (80 % is right); "
         f"a past of less than three periods is not judged. {AS_COMMAND}",
         f"""
-      SELECT p.pool, o.team, (o.entry ->> 'gpus')::float8 AS "GPUs", (ahead ->> 'days')::int AS days,
+      SELECT p.pool, o.team, (o.entry ->> 'gpus')::float8 AS "GPUs",
+          CASE WHEN h.span > jsonb_array_length(o.entry -> 'next') THEN 'quarter end, ' ELSE '' END
+              || (ahead ->> 'days') || ' days' AS ahead,
           (ahead ->> 'grown')::float8 AS grown, {planned_band("growth", "grows", "grows, low", "grows, high")},
           {planned_band("gpu_hours", "GPU-hours", "GPU-hours, low", "GPU-hours, high")},
           coalesce(round(100 * (ahead -> 'backtest' ->> 'covered')::numeric) || ' %', 'unjudged') AS "in band"
@@ -215,7 +217,7 @@ PLANS = (
         height=10,
         decimals=0,
         overrides=(
-            *(column(name, unit="string") for name in ("pool", "team", "in band")),
+            *(column(name, unit="string") for name in ("pool", "team", "ahead", "in band")),
             column("GPUs", unit=EXACT, decimals=1),
             *(column(name, unit=RATIO) for name in ("grown", "grows", "grows, low", "grows, high")),
         ),

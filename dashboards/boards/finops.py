@@ -340,8 +340,9 @@ BOARD = Board(
         chosen(
             "budget",
             "Budget",
-            "SELECT DISTINCT name FROM budget WHERE superseded_at IS NULL AND currency = ${currency:sqlstring} "
-            "ORDER BY 1",
+            "SELECT b.name FROM budget b LEFT JOIN budget_alert a ON a.budget_id = b.id AND a.state = 'firing' "
+            "WHERE b.superseded_at IS NULL AND b.currency = ${currency:sqlstring} "
+            "GROUP BY 1 ORDER BY max(a.percent) DESC NULLS LAST, 1",
             many=False,
             description="Whose burn-up is drawn",
         ),

@@ -70,6 +70,9 @@ ERRORS = (
     "gpu_nvlink_replay_errors_total",
     "gpu_nvlink_recovery_errors_total",
 )
+LINK_ERRORS = ", ".join(f"'{name}'" for name in ERRORS if "pcie" in name or "nvlink" in name)
+"""Counters of retries, which healthy cards have too."""
+WORDS_OF_METRIC = "replace(regexp_replace(metric.name, '^gpu_|_total$', '', 'g'), '_', ' ')"
 SLOWED = (
     "gpu_throttle_power_seconds_total",
     "gpu_throttle_thermal_seconds_total",
@@ -299,16 +302,17 @@ BOARD = Board(
             (
                 table(
                     "Accelerators, worst first",
-                    "Failed and degraded ones with their cause, then those with errors or throttled time, then the "
-                    "hottest. Errors are the newest values of the counters of Xid, ECC, row remapping, PCIe and "
-                    "NVLink above 0; throttled is the time that the driver has counted since its start.",
+                    "Failed and degraded ones with their cause, then those with errors (retries of links alone are "
+                    "none) or throttled time, then the hottest. Errors are the newest values of the counters of Xid, "
+                    "ECC, row remapping, PCIe and NVLink above 0; throttled is the time that the driver has counted since its start.",
                     f"""
                   SELECT a.node, {INDEX} AS "GPU", {STATE_NOW} AS state, nullif(a.health_cause, '') AS cause,
                       error.text AS errors, slowed.seconds AS throttled, l.gpu_temperature_celsius AS temperature,
                       l.gpu_power_watts AS power, a.model
                   FROM {THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = a.id
                   LEFT JOIN LATERAL (
-                      SELECT string_agg(metric.name || ' ' || s.value, ', ' ORDER BY metric.name) AS text
+                      SELECT string_agg({WORDS_OF_METRIC} || ' ' || s.value, ', ' ORDER BY metric.name) AS text,
+                          count(*) FILTER (WHERE metric.name NOT IN ({LINK_ERRORS})) AS serious
                       FROM (VALUES {named(ERRORS)}) metric (name)
                       CROSS JOIN LATERAL (SELECT value FROM gpu_state
                           WHERE accelerator_id = a.id AND gpu_state.metric = metric.name
@@ -322,7 +326,7 @@ BOARD = Board(
                           ORDER BY at_ms DESC LIMIT 1) s
                   ) slowed ON true
                   WHERE {NODES}
-                  ORDER BY array_position(ARRAY['failed', 'degraded'], a.health), error.text IS NULL,
+                  ORDER BY array_position(ARRAY['failed', 'degraded'], a.health), error.serious = 0,
                       coalesce(slowed.seconds, 0) DESC, l.gpu_temperature_celsius DESC NULLS LAST, 1, 2 LIMIT 200
                   """,
                     "string",

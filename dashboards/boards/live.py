@@ -124,7 +124,11 @@ BOARD = Board(
                 series(
                     "Held GPUs, by team",
                     "By the tag `team` of the workloads that hold them.",
-                    promql('sum by (team) (gpu_held_ratio{node=~"$node", uuid=~"$uuid"})', "{{team}}"),
+                    promql(
+                        'sum by (team) (label_replace(gpu_held_ratio{node=~"$node", uuid=~"$uuid"}, '
+                        '"team", "(no team)", "team", "^$"))',
+                        "{{team}}",
+                    ),
                     COUNT,
                     width=12,
                     stacked=True,

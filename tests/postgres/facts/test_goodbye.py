@@ -30,8 +30,8 @@ def fired(world):
         return [name for _, name, value in connection.execute(NODE_SILENT.query).fetchall() if value > 0]
 
 
-def later(world):
-    world.change("UPDATE node SET last_seen_at = now() - interval '11 minutes'")
+def later(world, interval="11 minutes"):
+    world.change(f"UPDATE node SET last_seen_at = now() - interval '{interval}'")
 
 
 def test_it_ends_the_alarm_and_is_shown_and_leaves_capacity_alone(world):
@@ -41,6 +41,8 @@ def test_it_ends_the_alarm_and_is_shown_and_leaves_capacity_alone(world):
     later(world)
     assert fired(world) == ["n1"]
     assert state(world) == ("silent", 1)
+    later(world, "3 days")
+    assert fired(world) == ["n1"], "a lost node stays an alarm until somebody decides"
     send(world, 2, GOODBYE)
     later(world)
     assert fired(world) == []
