@@ -304,7 +304,8 @@ BOARD = Board(
                     "Accelerators, worst first",
                     "Failed and degraded ones with their cause, then those with errors (retries of links alone are "
                     "none) or throttled time, then the hottest. Errors are the newest values of the counters of Xid, "
-                    "ECC, row remapping, PCIe and NVLink above 0; throttled is the time that the driver has counted since its start.",
+                    "ECC, row remapping, PCIe and NVLink above 0; throttled is the time that the driver has counted "
+                    "since its start.",
                     f"""
                   SELECT a.node, {INDEX} AS "GPU", {STATE_NOW} AS state, nullif(a.health_cause, '') AS cause,
                       error.text AS errors, slowed.seconds AS throttled, l.gpu_temperature_celsius AS temperature,

@@ -130,7 +130,7 @@ PROBES = f"{limits.OPERATION_THREADS} threads of their own"
 OPERATION = (
     _open("GET /healthz"),
     replace(_open("GET /readyz", "three statements"), in_progress=PROBES),
-    replace(_open("GET /metrics"), in_progress=PROBES),
+    replace(_open("GET /metrics", "three statements"), in_progress=PROBES),
     _open("GET /docs"),
     _open("GET /openapi.json"),
 )

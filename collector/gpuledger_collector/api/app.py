@@ -122,6 +122,10 @@ def _add_refusals(app: FastAPI) -> None:
         return page_routes.error_page(404, sentence)
 
 
+DATABASE_CHECK_S = 5.0
+"""How long a scrape waits for the database, well below Prometheus' own limit of 10 s."""
+
+
 def _add_operation_routes(
     app: FastAPI,
     metrics: Metrics,
@@ -164,7 +168,13 @@ def _add_operation_routes(
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def exposition() -> Response:
-        """The collector's own metrics for Prometheus."""
+        """The collector's own metrics for Prometheus; the database is checked as for /readyz."""
+        # Where no orchestrator asks /readyz, nobody else would ever say that the database is up.
+        if not is_leaving():
+            problem: str | None = "no answer"
+            with anyio.move_on_after(DATABASE_CHECK_S):
+                problem = await anyio.to_thread.run_sync(readiness_problem, limiter=threads, abandon_on_cancel=True)
+            metrics.database_up.set(problem is None)
         text = await anyio.to_thread.run_sync(generate_latest, metrics.registry, limiter=threads)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -79,15 +79,16 @@ class Forward(Response):
 
 def create_endpoint(intake: Intake) -> ASGIApp:
     """The ASGI application that answers requests with a batch."""
-    outcomes = (*STATUS, "throttled", "unavailable")
+    outcomes = (*STATUS, "disconnected", "throttled", "unavailable")
     counters = {outcome: intake.metrics.batches.labels(status=outcome) for outcome in outcomes}
 
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-        began, wait_s = time.perf_counter(), RETRY_AFTER_SECONDS
+        began, wait_s, outcome = time.perf_counter(), RETRY_AFTER_SECONDS, ""
         try:
             status, answer = await answer_request(BatchRequest(scope, receive), intake)
         except ClientDisconnect:
-            status, answer = 400, Answer("refused", detail="the sender disconnected")
+            # Nobody hears this answer; the batch was not refused, and comes again.
+            status, answer, outcome = 400, Answer("refused", detail="the sender disconnected"), "disconnected"
         except Refused as refusal:
             status, answer = refusal.status, Answer("refused", detail=refusal.detail)
         except Denied as denial:
@@ -107,8 +108,8 @@ def create_endpoint(intake: Intake) -> ASGIApp:
             log.exception("unexpected error while handling a batch")
             status, answer = 503, Answer("refused", detail="internal error; see the collector's log")
         intake.metrics.answer_seconds.observe(time.perf_counter() - began)
-        # The answer to both is `refused`, but they are no fault of the sender's.
-        counters[{503: "unavailable", 429: "throttled"}.get(status, answer.status)].inc()
+        # The answer to these is `refused`, but they are no fault of the sender's.
+        counters[outcome or {503: "unavailable", 429: "throttled"}.get(status, answer.status)].inc()
         body = msgspec.json.encode(answer)
         headers = [
             *HEADERS.get(status, ()),

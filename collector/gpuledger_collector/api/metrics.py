@@ -38,7 +38,7 @@ class Metrics:
         self.build = self._gauge("gpuledger_build_info", "Version of the collector, always 1.", ["version"])
         self.build.labels(version=__version__).set(1)
         self.batches = self._counter("gpuledger_ingest_batches_total", "Batches answered, by status.", ["status"])
-        for status in ("committed", "duplicate", "partial", "refused", "throttled", "unavailable"):
+        for status in ("committed", "duplicate", "partial", "refused", "disconnected", "throttled", "unavailable"):
             self.batches.labels(status=status)
         self.samples = self._counter("gpuledger_ingest_samples_total", "Samples committed.")
         self.usage_intervals = self._counter("gpuledger_ingest_usage_intervals_total", "Usage intervals committed.")

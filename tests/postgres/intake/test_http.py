@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import re
 import socket
 import time
 
@@ -189,5 +190,20 @@ def test_under_a_prefix(collector, mount, path, root_path):
     body = of(60 + len(mount) + 10 * len(root_path))
     halves = {"type": "http.request", "body": body[:50], "more_body": True}, {"type": "http.request", "body": body[50:]}
     assert asyncio.run(asyncio.wait_for(ask(app, scope_of(path, root_path), *halves), 10)) == COMMITTED
+    before = counted(collector)
     status, answer = asyncio.run(asyncio.wait_for(ask(app, scope_of(path, root_path), halves[0]), 10))
     assert (status, answer["detail"]) == (400, "the sender disconnected")
+    # Refused batches are an alarm; one whose sender had no patience comes again.
+    after = counted(collector)
+    assert after == before | {"disconnected": before["disconnected"] + 1}
+
+
+def counted(collector):
+    """Batches by their outcome."""
+    found = re.findall(r'batches_total\{status="(\w+)"\} (\S+)', collector.request("GET", "/metrics")[2])
+    return {status: float(count) for status, count in found}
+
+
+def test_the_metrics_say_that_the_database_is_up(collector):
+    """Also where nobody asks /readyz; it was an alarm on every such installation."""
+    assert "\ngpuledger_database_up 1.0\n" in collector.request("GET", "/metrics")[2]
