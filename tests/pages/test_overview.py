@@ -319,3 +319,14 @@ def test_gpus_of_a_silent_node_are_not_counted_as_well(fleet, overview, reads):
         page = Page(overview())
         assert page.faults == []
         assert f"Fleet health {health} " in page.text, page.text
+
+
+def test_a_budget_stands_with_its_own_days_beside_the_bill(rated, run, written, overview, reads):
+    """A range from the month before to the next one: first and last day, on the overview and on the statement."""
+    budget = '[[budget]]\nname = "autumn"\nteam = "vision"\nperiod = "range"\nfrom = 2025-09-24\nto = 2025-11-29\n'
+    code, _, err = run("apply", written("budgets.toml", budget + 'amount = 12000\ncurrency = "USD"\n'))
+    assert code == 0, err
+    view = View(Principal("admin", "a"))
+    statement = pages.statement_page(reads, "team", "vision", "2025-10", view).body.decode()
+    for text in (Page(overview()).text, Page(statement).text):
+        assert re.search(r"of 12,000\.00 USD \(\d+ %\) from 2025-09-24 to 2025-11-28", text), text

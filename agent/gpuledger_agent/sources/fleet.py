@@ -167,7 +167,7 @@ class Incident:
     description: str
     run_ms: int = 0
     """Length of each of its runs; 0: it is one run."""
-    kind: Kind = "simulated"
+    kind: Literal["slurm", "simulated"] = "simulated"
     """Which scheduler its workload names."""
 
     def runs(self, begin_ms: int) -> Iterator[tuple[int, int]]:

@@ -134,7 +134,11 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     """What the ledger shows: agents, prices, attribution, proofs, jobs."""
     yield from agents(seen)
     if seen.prices == 0:
-        yield bad("prices", "the price book is empty: all usage is unpriced", "gpuledger import prices FILE")
+        yield bad(
+            "prices",
+            "the price book is empty: all usage is unpriced",
+            "gpuledger prices set --rate 2.50 --currency USD, or gpuledger import prices FILE",
+        )
     elif seen.unpriced_ns:
         yield bad(
             "prices",

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from gpuledger_collector import serving, wiring
+from gpuledger_collector import wiring
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.pricing import Price
@@ -130,6 +130,8 @@ def start(
         with open_session(dsn, config) as session:
             _start_file(session, Path(source), parsed, zone, asked)
     if serve and not dry_run:
+        from gpuledger_collector import serving  # four times as much to import as all that a bill needs
+
         serving.serve(load_settings(config, dsn), lambda sentence: print(sentence, flush=True))
 
 

@@ -170,7 +170,8 @@ def read_past(session: Session, settings: Settings, api: PrometheusApi, period: 
 def summary(past: Past) -> str:
     """The sentence about what was read."""
     first, last = (format_instant((at_ms or 0) // 1000 * 1000) for at_ms in (past.first_ms, past.last_ms))
-    return f"usage: {past.samples} samples of {plural(len(past.accelerators), 'GPU')} from {first} to {last}"
+    read = f"usage: {past.samples} samples of {plural(len(past.accelerators), 'GPU')} from {first} to {last}"
+    return f"{read}; what came since, and what it missed, is (unobserved) in the bill until it is read"
 
 
 def refuse_options(given: Sequence[str]) -> None:

@@ -1,5 +1,8 @@
 """Mistakes in what was asked are refused before Postgres is started, or even looked for."""
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -78,3 +81,14 @@ def test_what_is_right_opens_one(opened, tmp_path, monkeypatch):
     (tmp_path / "good.csv").write_text(GOOD)
     CliRunner().invoke(build(), ["start", "good.csv", "--rate", "1", "--yes"])
     assert opened == [1]
+
+
+def test_a_bill_loads_no_server(tmp_path):
+    """What serves pages takes longer to import than a mistake to be found; it is loaded for --serve alone."""
+    code = (
+        "import sys\nsys.modules |= dict.fromkeys(('fastapi', 'uvicorn', 'apscheduler'))\n"
+        "sys.argv = ['gpuledger', 'start', 'nothere.csv']\n"
+        "from gpuledger_collector.__main__ import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "gpuledger: nothere.csv: No such file or directory\n")

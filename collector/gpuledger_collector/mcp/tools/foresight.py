@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.export.budgets import MEASURED
 from gpuledger_collector.export.site import DEMAND
 from gpuledger_collector.insight.forecast import Forecast
+from gpuledger_collector.insight.series import Floats
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import Answer, Model, Money, Quantity, Span, exact, micro_money, name, quantity
 from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot, instant
@@ -191,7 +191,7 @@ def forecast_demand(
     )
 
 
-def _demand_row(forecast: Forecast, past: Sequence[float]) -> DemandRow:
+def _demand_row(forecast: Forecast, past: Floats) -> DemandRow:
     middle = forecast.values[:, forecast.quantiles.index(MIDDLE)]
     peak = int(np.argmax(middle))
     last = float(past[-1])
