@@ -19,6 +19,7 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import threading
@@ -43,6 +44,8 @@ GRACE_SECONDS = 20.0
 GIVE_UP_SECONDS = 10.0
 """How long after SIGKILL: a process of another user cannot be killed."""
 MEMORY = Path("/dev/shm")
+CONTROL_SEGMENT, CONTROL_MAGIC = struct.Struct("=4I"), 0x9A503D32
+"""Head of the segment in which a Postgres lists its others: magic, how many of its items are used, items, padding."""
 OPEN = 0o755
 """Mode of the run's folders: the user of an embedded Postgres walks through them."""
 
@@ -118,6 +121,7 @@ def begin_run(front: int) -> Path:
 def guard(run: int, front: int, folder: Path) -> int:
     """Wait until the run or the front ends, end what is left and remove the folder; return the run's status."""
     os.setsid()  # not before the fork: the run stays in the terminal's session, and a killed group spares the guardian
+    begun = time.time()
     try:
         status = wait_for_end(run, front)
         left = end_children(SETTLE_SECONDS if os.getppid() == front else 0.0)
@@ -126,6 +130,7 @@ def guard(run: int, front: int, folder: Path) -> int:
     finally:
         remove(MEMORY / folder.name)
         remove(folder)
+        remove_shared_memory(begun)
     return status
 
 
@@ -185,6 +190,56 @@ def remove(folder: Path) -> None:
                 if not inner.is_symlink():
                     inner.chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_shared_memory(begun: float) -> None:
+    """Remove the segments of Postgres servers that were killed since then; only their next start would do so.
+
+    A server that lives has its control segment mapped, before the magic is in it.
+    """
+    # Clocks of file systems are coarse.
+    segments = [path for path in MEMORY.glob("PostgreSQL.*") if has_changed(path, begun - 1.0)]
+    controls = {path: handles for path in segments if (handles := handles_in(path))}
+    if not controls:
+        return
+    mapped = "".join(maps_of(process) for process in Path("/proc").glob("[0-9]*"))
+    for control, handles in controls.items():
+        if f"{control}\n" not in mapped:
+            for segment in (*(MEMORY / f"PostgreSQL.{handle}" for handle in handles), control):
+                with contextlib.suppress(OSError):
+                    segment.unlink()
+
+
+def has_changed(path: Path, since: float) -> bool:
+    """Return whether a file that this user may remove was made or changed since then."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_ctime >= since and os.geteuid() in {0, status.st_uid}
+    return False
+
+
+def handles_in(segment: Path) -> list[int]:
+    """Return the numbers of the segments that a control segment lists, its own too; none for any other segment."""
+    try:
+        content = segment.read_bytes()
+        magic, used, items, _ = CONTROL_SEGMENT.unpack_from(content)
+        if magic != CONTROL_MAGIC:
+            return []
+        size = (len(content) - CONTROL_SEGMENT.size) // items
+        listed = [
+            struct.unpack_from("=2I", content, CONTROL_SEGMENT.size + at * size) for at in range(min(used, items))
+        ]
+    except (OSError, struct.error, ZeroDivisionError):
+        return []
+    return [int(segment.suffix[1:]), *(handle for handle, references in listed if references)]
+
+
+def maps_of(process: Path) -> str:
+    """Return what a process has mapped; nothing when it has ended, or another user runs it."""
+    try:
+        return (process / "maps").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def name_of(child: int) -> str:

@@ -17,10 +17,12 @@ import pytest
 
 import guardian
 from fakes.postgres import open_folder
+from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120
 """Only a hang takes as long."""
+PROC = Path("/proc")
 MARK = "MARK_OF_THE_RUN"
 ORPHAN = """
 import os, signal, sys, time
@@ -412,6 +414,56 @@ def test_no_test_and_no_benchmark_leaves_anything(checkout, launch, name, number
     assert started.processes() == {}
     assert started.folders() == []
     assert not any(path.exists() for path in memory)
+
+
+SEGMENTS = """
+import struct
+listed, control, other = (guardian.MEMORY / f"PostgreSQL.{int(name)}" for name in sys.argv[2:])
+control.write_bytes(guardian.CONTROL_SEGMENT.pack(guardian.CONTROL_MAGIC, 1, 2, 0)
+    + struct.pack("=2I32x", int(listed.suffix[1:]), 2) + bytes(40))
+listed.write_bytes(bytes(64))
+other.write_bytes(bytes(64))
+"""
+"""Segments as a killed Postgres leaves them, and one that no such server lists."""
+
+
+@pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
+def test_a_run_ends_with_the_shared_memory_of_servers_that_it_killed(home, launch, ending):
+    """However it ends itself."""
+    numbers = [uuid.uuid4().int % 2**32 for _ in range(3)]
+    listed, control, other = (guardian.MEMORY / f"PostgreSQL.{number}" for number in numbers)
+    write_run(home, SEGMENTS + ending)
+    started = launch(sys.executable, home / "run.py", home, *numbers)
+    try:
+        started.process.wait(PATIENCE_SECONDS)
+        assert [path.exists() for path in (listed, control, other)] == [False, False, True]
+    finally:
+        other.unlink()
+
+
+def test_shared_memory_of_a_killed_postgres_is_removed():
+    """That of a server that lives stays: it has its control segment mapped."""
+    begun, folder = time.time(), open_folder()
+    server = EmbeddedServer(folder)
+    try:
+        server.acquire()
+        started = Path(f"/proc/{server.pid}")
+        memory = {Path(path) for path in re.findall(r"/dev/shm/PostgreSQL\.\d+", guardian.maps_of(started))}
+        assert memory
+        guardian.remove_shared_memory(begun)
+        assert all(path.exists() for path in memory)
+        children = (started / f"task/{server.pid}/children").read_text().split()
+        for process in (server.pid, *map(int, children)):
+            os.kill(process, signal.SIGKILL)
+        until(lambda: not any(str(path) in guardian.maps_of(each) for path in memory for each in PROC.glob("[0-9]*")))
+        assert all(path.exists() for path in memory)
+        guardian.remove_shared_memory(time.time() + 60)
+        assert all(path.exists() for path in memory)
+        guardian.remove_shared_memory(begun)
+        assert not any(path.exists() for path in memory)
+    finally:
+        server.release()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow

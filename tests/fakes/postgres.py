@@ -23,6 +23,8 @@ from gpuledger_collector.storage.server.embedded import EmbeddedServer
 _numbers = itertools.count(1)
 _admins: dict[str, str] = {}
 """By the DSN of a session's server: that of its superuser."""
+_makers: dict[str, psycopg.Connection] = {}
+"""By the DSN of a session's server: a connection of its superuser, which makes and drops databases."""
 _templates: dict[str, Templates] = {}
 """By the DSN of a session's server: the worlds on it."""
 _users: list[object] = []
@@ -64,8 +66,8 @@ def _started() -> Iterator[None]:
         if not (dsn := os.environ.get("TEST_POSTGRES_DSN")):
             folder = open_folder()
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-            # The tests lose nothing when this machine's power fails.
-            options = {"fsync": "off", "full_page_writes": "off", "max_connections": "100"}
+            # The tests lose nothing when this machine's power fails, and log in some tens of thousands of times.
+            options = {"fsync": "off", "full_page_writes": "off", "max_connections": "100", "scram_iterations": "1"}
             server = EmbeddedServer(folder, options=options)
             cleanup.callback(server.release)
             dsn = server.acquire()
@@ -75,6 +77,9 @@ def _started() -> Iterator[None]:
             if distribution.has_citus(connection):
                 distribution.distribute(connection, shards=2)
         templates = Templates(partial(fresh_database, dsn))
+        # They make and drop every database: a connection for each of these would cost a third as much as the copy.
+        _makers[dsn] = psycopg.connect(make_conninfo(administrator(dsn), dbname="postgres"), autocommit=True)
+        cleanup.callback(lambda: _makers.pop(dsn).close())
         cleanup.callback(templates.close)
         cleanup.callback(_templates.clear)
         _templates[dsn] = templates
@@ -96,17 +101,24 @@ def superuser(postgres: str, dsn: str) -> str:
 def fresh_database(postgres: str, template: str | None = None) -> Iterator[str]:
     """DSN of a new database, migrated and empty or a copy of `template`, dropped at the end of the block."""
     name = f"test_{next(_numbers)}"
-    admin, given = make_conninfo(administrator(postgres), dbname="postgres"), conninfo_to_dict(postgres)
+    given = conninfo_to_dict(postgres)
     owner = f'OWNER "{given["user"]}"' if "user" in given else ""
     source = template or given["dbname"]
-    with psycopg.connect(admin, autocommit=True) as connection:
+    with _maker(postgres) as connection:
         connection.execute(f'CREATE DATABASE {name} TEMPLATE "{source}" STRATEGY FILE_COPY {owner}')
         connection.execute(f"REVOKE ALL ON DATABASE {name} FROM PUBLIC")
     try:
         yield make_conninfo(postgres, dbname=name)
     finally:
-        with psycopg.connect(admin, autocommit=True) as connection:
+        with _maker(postgres) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _maker(postgres: str) -> contextlib.AbstractContextManager[psycopg.Connection]:
+    """The open connection of the superuser to a session's server, or a new one to any other server."""
+    if postgres in _makers:
+        return contextlib.nullcontext(_makers[postgres])
+    return psycopg.connect(make_conninfo(administrator(postgres), dbname="postgres"), autocommit=True)
 
 
 @pytest.fixture
