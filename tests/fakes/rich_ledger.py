@@ -11,14 +11,11 @@ October has 25 hours. Accelerators are there on four days of October and three o
 from __future__ import annotations
 
 import datetime as dt
-import tempfile
-from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from fakes.books import Command
 from fakes.fleet import DAY, HOUR, NOW, Fleet, Held
+from fakes.furnishing import Files, Runner, furnishing
 from fakes.worlds import world
 
 CLOSED, OPEN = "2025-10", "2025-11"
@@ -199,9 +196,7 @@ CORRECTING = [Held(2, 1, 13 * HOUR, 15 * HOUR, busy=HOUR, energy=1_800_000)]
 
 def furnish(dsn: str) -> None:
     """Fill an empty ledger."""
-    fleet, run = Fleet(dsn), Runner(dsn)
-    with mock.patch("gpuledger_collector.wiring.now", return_value=NOW), tempfile.TemporaryDirectory() as folder:
-        files = Files(Path(folder))
+    with furnishing(dsn) as (fleet, run, files):
         run("apply", files.write("declared.toml", DECLARED))
         run("import", "usage", files.write("jobs.csv", JOBS))
         _install(fleet)
@@ -214,7 +209,6 @@ def furnish(dsn: str) -> None:
         run("close", "--period", CLOSED)
         fleet.evidence(CORRECTING)
         run("chargeback", "--period", OPEN)
-    fleet.connection.close()
 
 
 @pytest.fixture
@@ -223,31 +217,6 @@ def rich(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """The ledger of `furnish`, at its time."""
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
     return fleet
-
-
-class Runner:
-    """Runs commands that must succeed."""
-
-    def __init__(self, dsn: str) -> None:
-        self._command = Command(dsn)
-
-    def __call__(self, *arguments: object) -> str:
-        code, text, wrong = self._command(*arguments)
-        assert code == 0, (arguments, text, wrong)
-        return text
-
-
-class Files:
-    """Writes files of a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def write(self, name: str, text: str) -> Path:
-        """Write one, and say where."""
-        path = self._folder / name
-        path.write_text(text, encoding="utf-8")
-        return path
 
 
 def _install(fleet: Fleet) -> None:

@@ -10,7 +10,10 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
+from fakes.books import Command
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
+from fakes.furnishing import furnishing
+from fakes.worlds import world
 from gpuledger_collector.accounting.period import Period, month
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
@@ -22,20 +25,26 @@ MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 LATER = ("--from", "2025-11-01", "--to", "2027-12-01")
 
 
-@pytest.fixture
-def furnished(fleet, run):
+def furnish(dsn):
     """Two accelerators for two days, three holders, one price."""
-    run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
-    for number in (1, 2):
-        fleet.capacity(number, 0, 2 * DAY)
-    fleet.evidence(
-        [
-            Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 4),
-            Held(1, 2, HOUR, 3 * HOUR, busy=HOUR),
-            Held(2, 3, 5 * HOUR, 6 * HOUR),
-            Held(2, None, 7 * HOUR, 8 * HOUR, "unallocated"),
-        ]
-    )
+    with furnishing(dsn) as (fleet, run, _):
+        run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
+        for number in (1, 2):
+            fleet.capacity(number, 0, 2 * DAY)
+        fleet.evidence(
+            [
+                Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 4),
+                Held(1, 2, HOUR, 3 * HOUR, busy=HOUR),
+                Held(2, 3, 5 * HOUR, 6 * HOUR),
+                Held(2, None, 7 * HOUR, 8 * HOUR, "unallocated"),
+            ]
+        )
+
+
+@pytest.fixture
+@world(furnish)
+def furnished(fleet):
+    """The ledger of `furnish`."""
     return fleet
 
 
@@ -260,14 +269,22 @@ def test_a_month_of_which_nothing_has_a_price_is_closed_without_an_invoice(fleet
     assert fleet.rows("SELECT * FROM invoice") == []
 
 
-@pytest.fixture
-def late(furnished, run):
+def furnish_late(dsn):
     """October is closed, November has an hour of its own, and an hour of October came after the close."""
-    furnished.capacity(3, 31 * DAY, 31 * DAY + 2 * HOUR)
-    furnished.evidence([Held(3, 4, 31 * DAY, 31 * DAY + 2 * HOUR)])
+    furnish(dsn)
+    fleet, run = Fleet(dsn), Command(dsn)
+    fleet.capacity(3, 31 * DAY, 31 * DAY + 2 * HOUR)
+    fleet.evidence([Held(3, 4, 31 * DAY, 31 * DAY + 2 * HOUR)])
     assert run("close", "--period", "2025-10")[0] == 0
-    furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
-    return furnished
+    fleet.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
+    fleet.connection.close()
+
+
+@pytest.fixture
+@world(furnish_late)
+def late(fleet):
+    """The ledger of `furnish_late`."""
+    return fleet
 
 
 def at(monkeypatch, instant):

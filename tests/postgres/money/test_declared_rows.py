@@ -5,7 +5,11 @@ import json
 import psycopg
 import pytest
 
-from fakes.rich_ledger import CLOSED, OPEN, rich
+from fakes import rich_ledger
+from fakes.fleet import NOW
+from fakes.furnishing import furnishing
+from fakes.rich_ledger import CLOSED, OPEN
+from fakes.worlds import world
 from gpuledger_collector.accounting.identities import DECLARED
 from gpuledger_collector.services.close import verify
 from gpuledger_collector.services.reconciliation import reconcile
@@ -15,7 +19,6 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.schema import metadata
 from postgres.money.test_cells import another
 
-__all__ = ["rich"]
 INVENTORY = """node,uuid,gpu_model,pool,in_at,out_at
 n9,GPU-0009,H100,spare,2025-11-10T00:00:00Z,2025-11-11T00:00:00Z
 """
@@ -23,13 +26,21 @@ UNTOLD = {"id"}
 """Columns of which the log says nothing: numbers that the database gave."""
 
 
-@pytest.fixture
-def declared(rich, run, written):
+def furnish(dsn):
     """The rich ledger, with an inventory file and a retired node as well."""
-    assert run("import", "inventory", written("inventory.csv", INVENTORY))[0] == 0
-    assert run("nodes", "retire", "n3")[0] == 0
-    assert run("reconcile", "--period", OPEN)[0] == 0
-    return rich
+    rich_ledger.furnish(dsn)
+    with furnishing(dsn) as (_, run, files):
+        run("import", "inventory", files.write("inventory.csv", INVENTORY))
+        run("nodes", "retire", "n3")
+        run("reconcile", "--period", OPEN)
+
+
+@pytest.fixture
+@world(furnish)
+def declared(fleet, monkeypatch):
+    """The ledger of `furnish`, at its time."""
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    return fleet
 
 
 @pytest.fixture

@@ -7,7 +7,10 @@ import json
 
 import pytest
 
-from fakes.fleet import DAY, HOUR, NOW_MS, Held
+from fakes.books import Command
+from fakes.fleet import DAY, HOUR, NOW, NOW_MS, Held
+from fakes.furnishing import furnishing
+from fakes.worlds import world
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 
@@ -20,17 +23,23 @@ LATE = Held(2, 1, DAY, 2 * DAY), Held(3, 1, DAY, 2 * DAY)
 """48 GPU-hours of the second day."""
 
 
-@pytest.fixture
-def october(fleet, run, written, monkeypatch):
+def furnish(dsn):
     """Twenty days on each of which a team holds one GPU for 8 hours, rated: 100 h at 2.50 and 60 h at 2.00."""
-    run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC))
-    assert run("apply", written("tier.toml", TIER))[0] == 0
-    fleet.workload(1, team="vision")
-    for accelerator in (1, 2, 3):
-        fleet.capacity(accelerator, 0, 20 * DAY)
-    fleet.evidence([Held(1, 1, day * DAY, day * DAY + 8 * HOUR) for day in range(20)])
-    assert cost(run, *OCTOBER) == ("160.000000", "370.00")
+    with furnishing(dsn) as (fleet, run, files):
+        run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
+        run("apply", files.write("tier.toml", TIER))
+        fleet.workload(1, team="vision")
+        for accelerator in (1, 2, 3):
+            fleet.capacity(accelerator, 0, 20 * DAY)
+        fleet.evidence([Held(1, 1, day * DAY, day * DAY + 8 * HOUR) for day in range(20)])
+        assert cost(Command(dsn), *OCTOBER) == ("160.000000", "370.00")
+
+
+@pytest.fixture
+@world(furnish)
+def october(fleet, monkeypatch):
+    """The ledger of `furnish`, at its time."""
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
     return fleet
 
 

@@ -1,13 +1,14 @@
 """One proof: what derived tables say twice is compared, by whatever says that a ledger holds."""
 
-import datetime as dt
 import json
 from typing import get_args
 
 import psycopg
 import pytest
 
-from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
+from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER, Held
+from fakes.furnishing import furnishing
+from fakes.worlds import world
 from gpuledger_collector.accounting import identities
 from gpuledger_collector.accounting.identities import Depth
 from gpuledger_collector.accounting.period import month
@@ -38,21 +39,25 @@ IMPORT = (
 OWNED = "(SELECT id FROM owner WHERE team = '{}')"
 
 
-@pytest.fixture
-def october(fleet, run, written, monkeypatch):
+def furnish(dsn):
     """Two teams with a volume price, node costs and imported counts in October; rated."""
-    run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC))
-    assert run("apply", written("declared.toml", DECLARED))[0] == 0
-    assert run("import", "usage", written("jobs.csv", IMPORT))[0] == 0
-    fleet.workload(1, team="vision")
-    fleet.workload(2, team="nlp")
-    for accelerator in (1, 2):
-        fleet.capacity(accelerator, 0, 3 * DAY)
-    fleet.evidence([Held(1, 1, 0, 20 * HOUR, idle=HOUR), Held(2, 2, DAY, DAY + 6 * HOUR, energy=9)])
-    code, text, wrong = run("reconcile", *MONTH, "--format", "json")
-    assert code == 0, wrong
-    assert all(each["holds"] for each in json.loads(text)["identities"])
+    with furnishing(dsn) as (fleet, run, files):
+        run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
+        run("apply", files.write("declared.toml", DECLARED))
+        run("import", "usage", files.write("jobs.csv", IMPORT))
+        fleet.workload(1, team="vision")
+        fleet.workload(2, team="nlp")
+        for accelerator in (1, 2):
+            fleet.capacity(accelerator, 0, 3 * DAY)
+        fleet.evidence([Held(1, 1, 0, 20 * HOUR, idle=HOUR), Held(2, 2, DAY, DAY + 6 * HOUR, energy=9)])
+        assert all(each["holds"] for each in json.loads(run("reconcile", *MONTH, "--format", "json"))["identities"])
+
+
+@pytest.fixture
+@world(furnish)
+def october(fleet, monkeypatch):
+    """The ledger of `furnish`, at its time."""
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
     return fleet
 
 
@@ -189,7 +194,7 @@ def test_verify_prints_what_is_wrong(october, run):
 def test_what_was_imported_as_counts_says_what_is_proven(fleet, run, written, monkeypatch):
     """A ledger that came by a file of jobs has no inventory: the rows are charged, and nobody saw the GPUs."""
     run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC))
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
     assert run("import", "usage", written("jobs.csv", IMPORT))[0] == 0
     code, text, _ = run("reconcile", *MONTH)
     assert code == 0
