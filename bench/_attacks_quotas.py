@@ -36,6 +36,15 @@ def queues(arena: Arena) -> None:
     told = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(32 * MIB), **arena.headers("agent")}
     head = "POST /v1/queue HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in told.items()) + "\r\n"
     size = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relname LIKE 'queue_%%'"
+    # Before the clock runs: this process is the neighbor's as well.
+    many = b",".join([b'{"workload_id":"0","gpus":1}'] * 1_000_000)
+    large = [
+        b",".join(
+            f'{{"workload_id":"{n}","gpus":1,"team":"{number:0200x}","user":"{n:0400x}"}}'.encode()
+            for n in range(40_000)
+        )
+        for number in range(6)
+    ]
     with arena.attack("queues: held, large, old and of millions", "agent of a node") as row:
         before, resident = int(str(arena.query(size)[0][0])), arena.resident()
         with contextlib.ExitStack() as stack:
@@ -45,13 +54,8 @@ def queues(arena: Arena) -> None:
                     connection.sendall(head.encode() + bytes(16 * MIB))
                 row.count("body of 32 MiB held")
             time.sleep(HOLD_S)
-        many = b",".join([b'{"workload_id":"0","gpus":1}'] * 1_000_000)
         _reading(arena, row, many, NOW_MS, {413, 429})
-        for number in range(6):
-            users = b",".join(
-                f'{{"workload_id":"{n}","gpus":1,"team":"{number:0200x}","user":"{n:0400x}"}}'.encode()
-                for n in range(40_000)
-            )
+        for number, users in enumerate(large):
             _reading(arena, row, users, NOW_MS - number * 1000, {413, 429})
         _reading(arena, row, b"", NOW_MS - 900 * 24 * HOUR_MS, {400, 429})
         grown, memory = int(str(arena.query(size)[0][0])) - before, arena.resident() - resident
@@ -69,12 +73,10 @@ def _reading(arena: Arena, row: Row, waiting: bytes, at_ms: int, allowed: set[in
 
 def owners(arena: Arena) -> None:
     """Thousands of teams by the token of one node, on new connections; then the pages that list them."""
-    own = f"{OWN}-node"
+    bodies = [_of_crowd(seq) for seq in range(8)]
     with arena.attack("thousands of owners, and the pages that list them", "agent of a node, viewer, finance") as row:
-        for seq in range(8):
-            jobs = [workload(f"crowd-{seq}-{n}", tags={"team": f"crowd-{seq}-{n}"}) for n in range(4000)]
-            made = batch(7000 + seq, own, 1, NOW_MS - HOUR_MS, samples=samples(1, []), workloads=jobs)
-            status, _, text = arena.ask("POST", "/v1/batches", "agent", body_of(made), MSGPACK)
+        for body in bodies:
+            status, _, text = arena.ask("POST", "/v1/batches", "agent", body, MSGPACK)
             row.count(status)
             row.expect(status in {200, 422, 429}, f"4,000 owners: {status} {text[:100]}")
         (names,) = arena.query("SELECT count(*) FROM workload WHERE external_id LIKE 'crowd-%%'")
@@ -87,6 +89,12 @@ def owners(arena: Arena) -> None:
                 row.count(f"page {status}")
                 row.expect(len(text) < PAGE_BYTES, f"{path} as {identity} has {len(text):,} bytes")
                 row.expect(time.monotonic() - begun < 30, f"{path} took {time.monotonic() - begun:.0f} s")
+
+
+def _of_crowd(seq: int) -> bytes:
+    """A batch of 4,000 jobs, each of a team of its own."""
+    jobs = [workload(f"crowd-{seq}-{n}", tags={"team": f"crowd-{seq}-{n}"}) for n in range(4000)]
+    return body_of(batch(7000 + seq, f"{OWN}-node", 1, NOW_MS - HOUR_MS, samples=samples(1, []), workloads=jobs))
 
 
 def questions(arena: Arena) -> None:

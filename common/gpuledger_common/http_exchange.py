@@ -23,6 +23,8 @@ from urllib.parse import urlsplit
 from gpuledger_common.escapes import escape_text
 
 _CHUNK = 64 * 1024
+_DROP_SECONDS = 1.0
+"""For the body of an answer of which only the status matters."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -210,6 +212,7 @@ class BoundedConnection(http.client.HTTPConnection):
         return bytes(body)
 
     def _drop_body(self, response: http.client.HTTPResponse) -> bytes:
+        self._until = min(self._until, self._clock() + _DROP_SECONDS)
         with contextlib.suppress(OSError, http.client.HTTPException):
             self._read_body(response)
         return b""

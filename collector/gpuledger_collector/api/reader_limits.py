@@ -73,7 +73,8 @@ class ReaderLimits:
         with collected_in(sessions):
             answering = asyncio.create_task(_run(handler, request))
         # Not when this request ends: an abandoned question keeps its turn until its thread has noticed.
-        answering.add_done_callback(lambda _: (sessions.release_lines(), release()))
+        answering.add_done_callback(lambda _: sessions.release_lines())
+        answering.add_done_callback(lambda _: release())
         departure = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait(

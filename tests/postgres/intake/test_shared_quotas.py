@@ -100,6 +100,19 @@ def test_quiet_senders_cost_no_statement(dsn, monkeypatch):
     clocked.settle()
 
 
+def test_heavy_senders_cost_a_statement_a_settlement(dsn, monkeypatch):
+    """Not one a request: 30,000 requests of 300 senders over three settlements are three statements of each process."""
+    clocked, statements = Clocked(dsn), []
+    true = SharedQuotas._write
+    monkeypatch.setattr(SharedQuotas, "_write", lambda *given: statements.append(len(given[1])) or true(*given))
+    for _ in range(3):
+        for quota in clocked.quotas:
+            for number in range(5000):
+                quota.take(f"node-{number % 300}", 100)
+        clocked.settle()
+    assert statements == [300] * 6
+
+
 def test_while_the_database_is_away_each_process_goes_on(caplog):
     """By its own buckets, with one line in the log; nothing that was admitted is forgotten."""
     clocked = Clocked("postgresql://nobody@127.0.0.1:1/none")
