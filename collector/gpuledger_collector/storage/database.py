@@ -30,7 +30,7 @@ SUPPORTED = range(15, 19)
 SESSION = (
     "-c timezone=UTC -c statement_timeout=600000 -c idle_in_transaction_session_timeout=600000"
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
-    " -c plan_cache_mode=force_custom_plan -c citus.multi_shard_modify_mode=sequential"
+    " -c plan_cache_mode=force_custom_plan -c citus.multi_shard_modify_mode=sequential -c jit=off"
 )
 """Options of every session.
 
@@ -38,7 +38,8 @@ With these keepalives the server notices within 25 s that a client's machine is 
 leadership among them). A generic plan would lock every partition before it knows which ones it needs, so prepared
 statements are planned anew for their values. Citus refuses to write a reference table (a node's heartbeat) in a
 transaction that wrote a distributed one over several connections to a worker, so it opens one; without Citus that
-setting means nothing.
+setting means nothing. Compiling the proof of a month takes seconds (its text is long, its rows are few), as the default
+of a server of one's own would.
 """
 POOLED = (
     "a connection pooler stands before the database and does not pass on the options of a session, which locks, "
