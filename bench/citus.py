@@ -4,6 +4,9 @@ GPULEDGER_TEST_CITUS_DSN names an empty database on the coordinator of a Citus c
 plain tables (one server: the coordinator), then with tables that `gpuledger db distribute` has spread over the workers.
 Posts are those of bench.ingest: a minute of a node, 8 GPUs, 48 GPU-samples of all fast metrics. CPU is what the kernel
 counted for the processes of this machine, so a cluster on other machines shows the collector's alone.
+
+Then every statement of the product that names a distributed table runs on both, by the days and the month of
+tests/engines/test_citus.py: how long each step takes, and whether both say the same.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from bench._posting import closed
 from bench.ingest import GPUS, HOT_KINDS, Data, check, machine, tree_seconds
 from bench.remote_write import cpu_seconds
 from fakes.citus import ADDRESS, empty
+from fakes.citus_month import Played, play_days, play_month, table, versions
 from fakes.postgres import open_folder
 from fakes.processes import CollectorProcess
+from fakes.statements import USED, never_run, own_statements
 from gpuledger_collector.storage.server import distribution, migrate
 
 
@@ -70,8 +75,30 @@ def run(dsn: str, data: Data, part: int, shards: int) -> tuple[float, dict[str, 
     return sent.wall_s, cpu
 
 
+def play(dsn: str) -> int:
+    """Play the days and the month with plain and with distributed tables; returns 1 where they differ."""
+    folder = open_folder("gpuledger-bench-")
+    both = Played(dsn, False, folder / "one"), Played(dsn, True, folder / "citus")
+    try:
+        for played in both:
+            played.folder.mkdir()
+            empty(dsn)
+            play_days(played, dsn)
+            empty(dsn)
+            play_month(played, None)
+        one, citus = both
+        statements = [statement for statement in own_statements() if USED.search(statement)]
+        missed = never_run(statements, citus.trace.read_text().splitlines())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{versions(dsn)}\n{table(one, citus)}\n")
+    print(f"{len(statements) - len(missed)} of {len(statements)} statements that name a distributed table ran")
+    print("".join(f"never run: {statement}\n" for statement in missed), end="")
+    return int(bool(missed) or any(citus.texts[name] != text for name, text in one.texts.items()))
+
+
 def main() -> int:
-    """Print medians and the ratio; 3 without a cluster."""
+    """Print medians and the ratio, and what both answer; 3 without a cluster."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100, help="nodes of 8 GPUs (default: 100)")
     parser.add_argument("--rounds", type=int, default=8, help="minutes of each node in a run (default: 8)")
@@ -101,8 +128,10 @@ def main() -> int:
         print(f"| {name} | {rates[name]:,.0f} | {shown} |")
     busy = {name: statistics.median(sum(cpu.values()) for _, cpu in runs) for name, runs in results.items()}
     print(f"\nCitus ingests {rates['Citus'] / rates['one server']:.2f} x as fast as one server,")
-    print(f"with {busy['Citus'] / busy['one server']:.2f} x its CPU (collector and database)\n{machine()}")
-    return 0
+    print(f"with {busy['Citus'] / busy['one server']:.2f} x its CPU (collector and database)\n")
+    code = play(dsn)
+    print(machine())
+    return code
 
 
 if __name__ == "__main__":

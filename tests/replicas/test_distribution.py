@@ -4,7 +4,6 @@ No Citus runs here; tests/engines runs the product on one. Each rule is one that
 there, or that Citus documents.
 """
 
-import ast
 import re
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-import gpuledger_collector
+from fakes.statements import KNOWN, MANAGED, SPREAD, TIED, TIED_USED, USED, own_statements
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_collector.storage.access import row_level_security
@@ -27,22 +26,12 @@ from gpuledger_collector.storage.server.distribution import (
     violations,
 )
 
-TIED = ("counter_series", "imported_usage", "ingest_batch", "inventory", "node_utilization")
-"""Tables of the coordinator that foreign keys tie to replicated ones: Citus keeps them, but in its own way."""
-PACKAGE = Path(gpuledger_collector.__file__).parent
-SPREAD = "|".join(DISTRIBUTED)
-MANAGED = "|".join([*DISTRIBUTED, *REFERENCE])
-USED = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE|USING)\s+(?:ONLY\s+)?({SPREAD})\b", re.IGNORECASE)
-KNOWN = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE|USING)\s+(?:ONLY\s+)?({MANAGED})\b", re.IGNORECASE)
 CHANGED = re.compile(r"(?<!FOR )\b(?:UPDATE|DELETE\s+FROM)\s+(?:ONLY\s+)?(?!SET\b)([a-z_0-9]+)\b(.*)", re.DOTALL)
 """The table that a statement changes, and the rest of it."""
 CHANGED_BY = re.compile(r"\b(?:FROM|USING)\b(?!\s*\()(.*?)(?:\bWHERE\b|\bRETURNING\b|$)", re.DOTALL)
 JOINED = re.compile(r"(?:^|\bJOIN\b|,)\s*(?:ONLY\s+)?([a-z_0-9]+)\b(?!\s*[(.])")
 QUALIFIER = re.compile(r"\b([a-z_]\w*)\.[a-z_]")
 ALIAS = re.compile(r"(?:\bFROM|\bJOIN|,)\s+(?:ONLY\s+)?([a-z_]\w*)\b(?!\.)(?:\([^()]*\))?(?:\s+(?:AS\s+)?([a-z_]\w*))?")
-WITHOUT_CITUS = ("SELECT {end}((SELECT {end}(minute_ms)",)
-"""Statements that the product runs where there is no Citus only."""
-TIED_USED = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE|USING)\s+(?:ONLY\s+)?({'|'.join(TIED)})\b", re.IGNORECASE)
 TOGETHER = re.compile(
     r"\w+\.accelerator_id\s*=\s*\w+\.accelerator_id|USING\s*\(accelerator_id|accelerator_id IN \(SELECT", re.IGNORECASE
 )
@@ -61,29 +50,6 @@ VOLATILE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 EXPANDED = re.compile(r"\bINSERT\b.*\bFROM\s*\(\s*SELECT\b.*\)\s*(?:AS\s+)?\w+\s*,\s*generate_series\(", re.DOTALL)
-
-
-def texts(source):
-    """String literals of a module, with `{}` for what an f-string fills in."""
-
-    def text(node):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return node.value
-        if isinstance(node, ast.JoinedStr):
-            return "".join(text(part) or "{}" for part in node.values)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return (text(node.left) or "{}") + (text(node.right) or "{}")
-        return None
-
-    def walk(node):
-        found = text(node)
-        if found is not None and not (isinstance(node, ast.BinOp) and found == "{}{}"):
-            yield found
-            return
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child)
-
-    yield from walk(ast.parse(source))
 
 
 def faults(statement):
@@ -183,16 +149,6 @@ def without_subqueries(statement):
     return own, [(own if outer is None else outer, inner) for outer, inner in below]
 
 
-def own_statements():
-    """Every SQL text of the product that names a distributed or replicated table, with its module."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for text in texts(path.read_text(encoding="utf-8")):
-            is_statement = re.search(r"\b(SELECT|INSERT|UPDATE|DELETE)\b", text)
-            names_table = KNOWN.search(text) or TIED_USED.search(text)
-            if is_statement and names_table and not text.startswith(WITHOUT_CITUS):
-                yield f"{path.relative_to(PACKAGE)}: {' '.join(text.split())}"
-
-
 def test_the_products_statements_keep_the_rules():
     """Wherever they stand; there are many, so an empty list would be the test's own fault."""
     found = list(own_statements())
@@ -260,6 +216,13 @@ def test_sessions_open_one_connection_a_worker(database):
     assert row == ("sequential",)
 
 
+def test_sessions_compile_nothing(database):
+    """Whatever the server's default: there the proof of a small month took ten seconds instead of three."""
+    with database.connect() as connection:
+        row = connection.execute("SELECT setting, source FROM pg_settings WHERE name = 'jit'").fetchone()
+    assert row == ("off", "client")
+
+
 def test_the_schema_keeps_the_rules(dsn):
     """Each unique key has the accelerator, no trigger, no foreign key between what is spread and what is not."""
     assert {*DISTRIBUTED, *REFERENCE} <= set(metadata.tables)
@@ -323,6 +286,13 @@ def test_tables_that_foreign_keys_tie_to_replicated_ones_are_known(dsn):
     """Citus converts them, and with them its rules hold."""
     with psycopg.connect(dsn) as connection:
         assert converted(connection) == {*DISTRIBUTED, *REFERENCE, *TIED}
+
+
+def test_the_page_names_the_tables():
+    """docs/scale.md lists what is distributed, replicated and managed."""
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    rows = [{*re.findall(r"`(\w+)`", line.rpartition("|")[0].rpartition("|")[0])} for line in page.splitlines()]
+    assert all({*tables} in rows for tables in (DISTRIBUTED, REFERENCE, TIED))
 
 
 def test_citus_takes_the_policies_that_are_left(dsn, monkeypatch):
