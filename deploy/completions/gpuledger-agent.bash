@@ -3,7 +3,7 @@
 _gpuledger_agent() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} offered
     if [ "$COMP_CWORD" -eq 1 ]; then
-        offered='check once queue record release resume run simulate --help --version'
+        offered='check goodbye once queue record release resume run simulate --help --version'
     else
         case ${COMP_WORDS[1]}:$before in
         check:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
@@ -12,6 +12,12 @@ _gpuledger_agent() {
         check:--profile) COMPREPLY=($(compgen -f -- "$word")); return ;;
         check:--node) return ;;
         check:*) offered='-h --help --config --source --target --profile --node' ;;
+        goodbye:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        goodbye:--source) offered='nvml exporter dcgm simulated replay' ;;
+        goodbye:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        goodbye:--profile) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        goodbye:--node) return ;;
+        goodbye:*) offered='-h --help --config --source --target --profile --node' ;;
         once:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
         once:--source) offered='nvml exporter dcgm simulated replay' ;;
         once:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
