@@ -18,7 +18,7 @@ import pytest
 from fakes.ports import free_port
 from fakes.postgres import open_folder
 from fakes.processes import BIN, environment
-from gpuledger_agent.sources.fleet import BLOCK_MS, Fleet
+from gpuledger_agent.sources.fleet import BLOCK_MS, KEPT, Fleet
 
 DAYS = 3
 SLOW_MINUTES = 40
@@ -120,6 +120,17 @@ def test_its_configuration_serves_every_command_next_to_it(demo):
     answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stderr
     assert "foundation" in answer.stdout
+
+
+def test_a_card_is_held_idle_and_can_be_given_back(demo):
+    """Step 3 of the walk: the list has one that somebody holds, by a job that a command of its scheduler ends."""
+    _, folder = demo
+    command = [BIN / "gpuledger", "idle", "--now", "--format", "json", "--config", folder / "collector.toml"]
+    answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr
+    held = [row for row in json.loads(answer.stdout) if row["workload"] == "interactive-shell"]
+    assert [(row["node"], row["team"], row["state"]) for row in held] == [("l4-01", "robotics", "never_used")]
+    assert KEPT.kind == "slurm"
 
 
 def test_its_files_add_up(demo):
