@@ -234,7 +234,11 @@ def _finding_path(row: Mapping[str, Any], odd: bool) -> str:
     """Where the collector says more about a finding."""
     if odd:
         return f"{address(ANOMALIES, owner_filter(row['team']))}#{anchor(row['key'])}"
-    return address(IDLE, owner_filter(row["team"])) if row["workload_key"] is None else job_path(row["workload_key"])
+    if row["workload_key"] is not None:
+        return job_path(row["workload_key"])
+    # One that nobody holds is not the usage of an owner whom nobody knows: it stands in the whole list.
+    is_free = row["state"] == "unallocated" and not row["team"]
+    return address(IDLE, {} if is_free else owner_filter(row["team"]))
 
 
 def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:

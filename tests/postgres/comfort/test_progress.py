@@ -61,7 +61,7 @@ def test_reading_a_file_has_a_share(told, tmp_path, monkeypatch):
     head, row = ROWS.splitlines()
     path.write_text("\n".join([head, *(row.replace("1,", f"{number},", 1) for number in range(5))]) + "\n")
     for command in (["import", "usage"], ["start"]):
-        said = CliRunner().invoke(build(), [*command, str(path), "--dsn", "dbname=none", "--yes"])
+        said = CliRunner().invoke(build(), [*command, str(path), "--dsn", "dbname=none"])
         assert said.exit_code
         what, steps = told.pop(0)
         assert what == "reading u.csv"
