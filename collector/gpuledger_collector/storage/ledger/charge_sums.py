@@ -24,8 +24,7 @@ from gpuledger_collector.storage.locks import Connection
 MOST = 50
 """Lines of each side that are named: one write may change a whole month."""
 _KEYS = "day_ms, owner_id, state, pool, gpu_model, currency"
-_IS_STORED = len(_KEYS.split(", ")) + len(MEASURES) + 1
-"""Place of the column that says on which side a line is: it has no name to sort by."""
+_LINE = ", ".join((_KEYS, *MEASURES))
 _LINE_KEYS = ("owner_id", "state", "pool", "gpu_model", "currency")
 _LIST_COST = "coalesce(list_cost_micro, contracted_cost_micro)"
 _WHERE = "WHERE day_ms >= %(start)s AND day_ms < %(end)s"
@@ -69,12 +68,12 @@ WITH charged AS MATERIALIZED (
     WHERE corrects OR node IS NOT NULL
     UNION ALL SELECT day_ms, state, false, currency, -gpu_ns, -cost_micro FROM others WHERE node IS NOT NULL
         AND NOT corrects
-), stored AS MATERIALIZED (
-    SELECT {_KEYS}, {", ".join(map(_amount, MEASURES))} FROM ledger_day {_WHERE}
-), odd ({_KEYS}, {", ".join(MEASURES)}, is_stored) AS (
-    SELECT *, false FROM (TABLE charged EXCEPT ALL TABLE stored) AS missing
-    UNION ALL SELECT *, true FROM (TABLE stored EXCEPT ALL TABLE charged) AS added
-    ORDER BY {_KEYS}, {_IS_STORED} LIMIT {2 * MOST}
+), line ({_LINE}, side) AS (
+    SELECT {_LINE}, 1 FROM charged
+    UNION ALL SELECT {_KEYS}, {", ".join(map(_amount, MEASURES))}, -1 FROM ledger_day {_WHERE}
+), odd AS (
+    SELECT {_LINE}, sum(side) < 0 AS is_stored FROM line GROUP BY {_LINE} HAVING sum(side) <> 0
+    ORDER BY {_KEYS}, is_stored LIMIT {2 * MOST}
 )
 SELECT 'state', to_jsonb(part) FROM (
     SELECT day_ms, CASE state WHEN 'node_cost' THEN 'held' ELSE state END AS state, imported, currency,
