@@ -55,7 +55,8 @@ class ExportedCharge:
     """One charge with the names that an export writes.
 
     `booked_day_ms` of a correction is the day of an open period in which it is booked; the charge's own day is the one
-    that it amends. `device_uuid` is the device of a MIG instance; of a full device its own UUID.
+    that it amends, in the month `correction_of`. `device_uuid` is the device of a MIG instance; of a full device its
+    own UUID.
     """
 
     charge: Charge
@@ -66,6 +67,7 @@ class ExportedCharge:
     tags: Mapping[str, str] = field(default_factory=dict)
     booked_day_ms: int | None = None
     device_uuid: str | None = None
+    correction_of: str = ""
 
 
 CommitmentUse = Mapping[str, int | str]

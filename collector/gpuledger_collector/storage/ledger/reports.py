@@ -200,7 +200,7 @@ _EXPORTED = f"""
             AS workload_name,
         CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END AS user,
         coalesce(CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END, '{{{{}}}}')::text AS tags,
-        c.booked_day_ms, a.device_uuid
+        c.booked_day_ms, a.device_uuid, CASE WHEN c.booked_day_ms IS NULL THEN '' ELSE {AMENDS} END AS correction_of
     FROM ({{lines}}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
     LEFT JOIN owner o ON o.id = c.owner_id
     LEFT JOIN billing_period p ON p.start_ms <= coalesce(c.booked_day_ms, c.day_ms)
@@ -208,21 +208,24 @@ _EXPORTED = f"""
     LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
     ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
         c.end_ms, c.pool, c.gpu_model, c.node, c.gpu_ns, c.price_id, o.id, c.commitment_id, c.adjustment_id,
-        c.node_cost_id, c.correction_id
+        c.node_cost_id, c.correction_id{{ties}}
 """
+_TIES = ", c.currency NULLS FIRST, " + ", ".join(f"c.{name} NULLS FIRST" for name in MEASURES)
+"""What tells lines apart that are equal in all else, such as an adjustment of one owner in two currencies."""
 _COMMON = ", ".join((*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id", "adjustment_id", "node_cost_id"))
 _LINES = f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge WHERE "
 _CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
 
 
-def charges(connection: Connection, period: Period) -> Iterator[ExportedCharge]:
+def charges(connection: Connection, period: Period, *, ties: bool = True) -> Iterator[ExportedCharge]:
     """Read what the period bills in a fixed order, with the names that an export writes: charges, then corrections.
 
     A correction belongs to the period in which it is booked, whatever day it amends. Names and tags of a closed period
-    are those at its close.
+    are those at its close. Without `ties`, lines that differ in currency and amounts alone are in no certain order, as
+    they were when 0.1.0 sealed them.
     """
     lines = f"{_LINES} day_ms >= %s AND day_ms < %s UNION ALL {_CORRECTIONS} booked_day_ms >= %s AND booked_day_ms < %s"
-    yield from _read(connection, lines, (period.start_ms, period.end_ms) * 2)
+    yield from _read(connection, lines, (period.start_ms, period.end_ms) * 2, _TIES if ties else "")
 
 
 def billed(connection: Connection, day_ms: int) -> Iterator[ExportedCharge]:
@@ -252,8 +255,8 @@ def billed_of(
     yield from _read(connection, f"{_LINES} {where} UNION ALL {_CORRECTIONS} {where}", bounds * 2)
 
 
-def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Iterator[ExportedCharge]:
-    cursor = connection.execute(_EXPORTED.format(lines=lines), bounds)
+def _read(connection: Connection, lines: str, bounds: Sequence[object], ties: str = _TIES) -> Iterator[ExportedCharge]:
+    cursor = connection.execute(_EXPORTED.format(lines=lines, ties=ties), bounds)
     # Declarations, owners and tags are few and made once, instead of being repeated in each of many lines.
     book: dict[int, Price] = {}
     covering: dict[int, Commitment] = {}
@@ -278,7 +281,7 @@ def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Itera
                 adjustment=adjusting.get(adjustment_id),
                 node_cost=of_nodes.get(node_cost_id),
             )
-            uuid, workload_key, workload_name, user, tags_text, booked_day_ms, device_uuid = row[_NAMES:]
+            uuid, workload_key, workload_name, user, tags_text, booked_day_ms, device_uuid, amended = row[_NAMES:]
             yield ExportedCharge(
                 charge=charge,
                 accelerator_uuid=uuid,
@@ -288,6 +291,7 @@ def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Itera
                 tags=tags(tags_text),
                 booked_day_ms=booked_day_ms,
                 device_uuid=device_uuid,
+                correction_of=amended,
             )
 
 
