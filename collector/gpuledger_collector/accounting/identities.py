@@ -119,6 +119,14 @@ BOOKED = Identity(
     ("booked_day_ms",),
     Depth.tables,
 )
+TIMES = Identity(
+    "times",
+    "the hash of when it was rated, and of the times of corrections",
+    "the check of the day",
+    ("table", "day"),
+    (),
+    Depth.tables,
+)
 SEALED_TABLES = Identity(
     "tables",
     "what the close recorded in the audit log",
@@ -142,7 +150,7 @@ RECEIPT = Identity(
     Depth.sealed,
 )
 IDENTITIES = (
-    *(HOURS, CHARGES, RECORDED, DECLARED, CHECKED, CAPACITY, IMPORTED, ADJUSTMENTS, DAYS, BOOKED, MONTHS),
+    *(HOURS, CHARGES, RECORDED, DECLARED, CHECKED, CAPACITY, IMPORTED, ADJUSTMENTS, DAYS, BOOKED, TIMES, MONTHS),
     *(SEAL, RECEIPT, INVOICES, SEALED_TABLES),
 )
 """All of them, in the order of the way from evidence to an invoice."""

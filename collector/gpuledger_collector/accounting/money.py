@@ -1,12 +1,13 @@
 """Money: integers of millionths of a currency's major unit; cents only where people read them.
 
 A cost is one multiplication of an integer quantity with a decimal rate, rounded once, half to even. What is shown in
-minor units is split by largest remainder, so that the rows of a report add up to its total.
+minor units is split by largest remainder, so that the rows of a list add up to its total. A list is what is billed of
+one month: a period's own time, or the corrections of one closed month (docs/guides/what-a-gpu-hour-costs.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 
@@ -50,6 +51,26 @@ def cost_micro(gpu_ns: int, rate: Decimal) -> int:
 def to_minor_units(micros: Sequence[int], digits: int) -> list[int]:
     """Amounts in minor units: they add up to the rounded total, each within one minor unit of its own amount."""
     return round_together(micros, MICRO // 10**digits)
+
+
+def round_months(micros: Mapping[str, Mapping[str, int]], digits: int) -> dict[str, dict[str, int]]:
+    """Amounts of owners in minor units, by the month that they correct (empty: the period's own time).
+
+    Each month is a list by itself, dearest first: what a correction shows does not depend on the open month beside it.
+    """
+    rounded = {}
+    for month, owners in micros.items():
+        ordered = sorted(owners, key=lambda owner: (-owners[owner], owner))
+        units = to_minor_units([owners[owner] for owner in ordered], digits)
+        rounded[month] = dict(zip(ordered, units, strict=True))
+    return rounded
+
+
+def format_exact(micro: int, digits: int) -> str:
+    """Micro-units to their last digit, with the decimals of the minor unit at least: -127875000 is `-127.875`."""
+    whole, _, decimals = format_minor(micro, 6).partition(".")
+    decimals = decimals.rstrip("0").ljust(digits, "0")
+    return f"{whole}.{decimals}" if decimals else whole
 
 
 def format_minor(units: int, digits: int) -> str:

@@ -6,8 +6,8 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 
-from gpuledger_collector.accounting.identities import DECLARED, IDENTITIES, IMPORTED, SEALED_TABLES, Mismatch
-from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.identities import DECLARED, IDENTITIES, IMPORTED, SEALED_TABLES, TIMES, Mismatch
+from gpuledger_collector.accounting.money import format_exact, format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.reconciliation import Reconciliation
@@ -223,6 +223,9 @@ def _place(mismatch: Mismatch) -> str:
     if mismatch.identity is SEALED_TABLES:
         table, month = mismatch.place.values()
         return f"The rows of {month} in {table} are NOT those that its close recorded in the audit log."
+    if mismatch.identity is TIMES:
+        table, day = mismatch.place.values()
+        return f"The times of {day} in {table} are NOT those that rating recorded (when it was rated, or a correction)."
     where = ", ".join(value for value in mismatch.place.values() if value)
     expected, stored = ("no line" if value is None else value for value in (mismatch.expected, mismatch.stored))
     identity = mismatch.identity
@@ -230,8 +233,6 @@ def _place(mismatch: Mismatch) -> str:
 
 
 def _amounts(cost: Mapping[str, int]) -> str:
-    texts = []
-    for currency, micro in sorted(cost.items()):
-        digits = minor_digits(currency)
-        texts.append(f"{format_minor(to_minor_units([micro], digits)[0], digits)} {currency}")
+    """Amounts to the micro-unit: rounded alone, they could be a cent apart from a list that has them."""
+    texts = [f"{format_exact(micro, minor_digits(currency))} {currency}" for currency, micro in sorted(cost.items())]
     return f", {', '.join(texts)}" if texts else ""

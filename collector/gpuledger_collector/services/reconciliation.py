@@ -45,7 +45,16 @@ from gpuledger_collector.services.placements import placements_of, with_stranded
 from gpuledger_collector.services.rating import adjusting_on, imported_without_seen
 from gpuledger_collector.storage.access import audited
 from gpuledger_collector.storage.billing import adjustments, commitments, node_costs
-from gpuledger_collector.storage.ledger import charge_sums, claims, identities, inventory, months, reports, zones
+from gpuledger_collector.storage.ledger import (
+    charge_sums,
+    claims,
+    identities,
+    inventory,
+    months,
+    rating_times,
+    reports,
+    zones,
+)
 from gpuledger_collector.storage.ledger.charge_sums import ChargeSums, ImportedPlace
 from gpuledger_collector.storage.ledger.identities import path_text
 from gpuledger_collector.storage.locks import Connection
@@ -169,7 +178,8 @@ def _unlike_tables(
 ) -> list[Mismatch]:
     """Where derived tables differ from each other."""
     misbooked = identities.misbooked(connection, charged.period, calendar)
-    return [*_unchecked(charged, calendar, days), *charged.unlike_days, *misbooked]
+    misdated = rating_times.changed(connection, charged.period, calendar)
+    return [*_unchecked(charged, calendar, days), *charged.unlike_days, *misbooked, *misdated]
 
 
 def _unchecked(charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]) -> list[Mismatch]:

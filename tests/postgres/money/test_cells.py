@@ -101,15 +101,8 @@ NOT_DERIVED = {
 }
 """All other tables, by the reason why they are not walked."""
 UNSEEN = {
-    "capacity.id": "a number that nothing refers to",
     "capacity.source": "who said where an accelerator was: no amount follows from it",
     "capacity.accelerator_attributes_id": "which report said so: model and share stand in columns of their own",
-    "conservation_check.proved_at of 2025-11": "when the day was rated",
-    "corrected_day.proved_at of 2025-10": "when the day was rated",
-    "correction.id of 2025-11": "the order of lines",
-    "correction.recorded_ms of 2025-11": "a millisecond later: a day later, and the booked day does not follow from it",
-    "correction.start_ms of 2025-11": "a correction states what changed on its day, not from when to when",
-    "correction.end_ms of 2025-11": "the same",
 }
 """Cells of which a change is not found, and why."""
 

@@ -65,7 +65,17 @@ class Check(Model):
     """One check of a month."""
 
     check: Literal[
-        "seal", "conservation", "months", "declared", "checked", "imported", "adjustments", "days", "booked", "reports"
+        "seal",
+        "conservation",
+        "months",
+        "declared",
+        "checked",
+        "imported",
+        "adjustments",
+        "days",
+        "booked",
+        "times",
+        "reports",
     ]
     holds: bool
     text: str

@@ -11,7 +11,7 @@ from gpuledger_collector.accounting.measures import MEASURES, amounts_of
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger import rating_times, zones
 from gpuledger_collector.storage.ledger.reports import CHECK_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
@@ -235,7 +235,7 @@ def _insert_check(connection: Connection, table: str, check: ConservationCheck, 
     values = {name: getattr(check, name) for name in CHECK_COLUMNS}
     costs = {name: json.dumps(dict(values[name])) for name in ("capacity_cost", "charged_cost", "commitments")}
     connection.execute(
-        f"INSERT INTO {table} ({', '.join(CHECK_COLUMNS)}, proved_at) "
-        f"VALUES ({', '.join(f'%({name})s' for name in CHECK_COLUMNS)}, %(proved_at)s)",
-        values | costs | {"proved_at": now},
+        f"INSERT INTO {table} ({', '.join(CHECK_COLUMNS)}, proved_at, times_sha256) "
+        f"VALUES ({', '.join(f'%({name})s' for name in CHECK_COLUMNS)}, %(proved_at)s, %(times)s)",
+        values | costs | {"proved_at": now, "times": rating_times.hash_check(connection, table, check.day_ms, now)},
     )
