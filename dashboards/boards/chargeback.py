@@ -41,29 +41,18 @@ def remainder(column: str, unit: str) -> str:
 
 
 def rounded(column: str, unit: str) -> str:
-    """Values in multiples of `unit` by largest remainder within a currency: accounting.quantity.round_together in SQL.
+    """Values in multiples of `unit` by largest remainder: accounting.quantity.round_in_lists in SQL.
 
-    The rounded sum is half to even; what it exceeds the floors by goes to the largest remainders, ties to the
-    earlier row. What is not known takes no part and stays unknown.
+    A list is what is billed of one month in a currency. The rounded sum is half to even; what it exceeds the floors by
+    goes to the largest remainders, ties to the earlier row. What is not known takes no part and stays unknown.
     """
-    known = f"PARTITION BY rows.currency, {column} IS NULL"
+    known = f"PARTITION BY rows.currency, rows.correction_of, {column} IS NULL"
     total = f"sum({column}) OVER ({known})"
     whole, rest = floored(total, unit), remainder(total, unit)
     up = f"CASE WHEN 2 * {rest} > {unit} OR (2 * {rest} = {unit} AND mod(abs({whole}), 2) = 1) THEN 1 ELSE 0 END"
     left = f"{whole} + {up} - sum({floored(column, unit)}) OVER ({known})"
     rank = f"row_number() OVER ({known} ORDER BY {remainder(column, unit)} DESC, rows.at)"
     return f"({floored(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END)"
-
-
-def divided(name: str, unit: str) -> str:
-    """A part of a cell in multiples of `unit`, so that its parts add up to what the cell was rounded to.
-
-    accounting.quantity.round_in_groups in SQL.
-    """
-    column, known = f"parts.{name}", f"PARTITION BY rows.at, parts.{name} IS NULL"
-    left = f"rows.{name}_units - sum({floored(column, unit)}) OVER ({known})"
-    rank = f"row_number() OVER ({known} ORDER BY {remainder(column, unit)} DESC, parts.correction_of)"
-    return f"({floored(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END) * {unit}"
 
 
 MEASURES = ("ns", "idle_ns", "cost", "idle_cost")
@@ -77,14 +66,13 @@ def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
         ELSE coalesce(nullif(l.{level}, ''), '(unattributed)') END AS key{at}"""
         for at, level in enumerate(levels)
     )
-    cells = ", ".join(["currency", *(f"key{at}" for at in range(len(levels)))])
     groups = ", ".join(str(at + 1) for at in range(len(levels) + 2))
     raw = ", ".join(f"coalesce(o.{level}, '') AS {level}" for level in levels)
     order = ", ".join(f'key{at} COLLATE "C"' for at in range(len(levels)))
     shown = ", ".join(f'rows.key{at} AS "{name}"' for at, name in enumerate(names))
-    same = " AND ".join(f"rows.key{at} = parts.key{at}" for at in range(len(levels)))
     shown_order = ", ".join(f'rows.key{at} COLLATE "C"' for at in range(len(levels)))
     units = {"ns": "3600000::numeric", "idle_ns": "3600000::numeric", "cost": UNIT, "idle_cost": UNIT}
+    amounts = ", ".join(f"{rounded(f'rows.{name}', units[name])} * {units[name]} AS shown_{name}" for name in MEASURES)
     return f"""
 WITH l AS (
     SELECT l.currency, l.state, l.correction_of, {raw}, sum(l.gpu_ns) AS gpu_ns, sum(l.idle_ns) AS idle_ns,
@@ -95,20 +83,15 @@ WITH l AS (
     SELECT l.currency, l.correction_of, {keys}, sum(l.gpu_ns) AS ns, sum(l.idle_ns) FILTER (WHERE {KNOWN}) AS idle_ns,
         sum(l.cost_micro) AS cost, sum(l.idle_cost_micro) FILTER (WHERE {KNOWN}) AS idle_cost
     FROM l WHERE l.gpu_ns <> 0 OR l.cost_micro <> 0 OR l.idle_ns <> 0 GROUP BY {groups}
-), cells AS (
-    SELECT {cells}, {", ".join(f"sum({name}) AS {name}" for name in MEASURES)} FROM parts GROUP BY {cells}
 ), ordered AS (
-    SELECT *, row_number() OVER (ORDER BY currency NULLS LAST, coalesce(cost, 0) DESC, {order}) AS at FROM cells
+    SELECT *, row_number() OVER (ORDER BY currency NULLS LAST, coalesce(cost, 0) DESC, {order}) AS at FROM parts
 ), rows AS (
-    SELECT rows.*, {", ".join(f"{rounded(f'rows.{name}', units[name])} AS {name}_units" for name in MEASURES)}
-    FROM ordered rows
+    SELECT rows.*, {amounts} FROM ordered rows
 )
-SELECT {shown}, {divided("ns", units["ns"])} / {GPU_HOUR_NS} AS gpu_hours,
-    {divided("idle_ns", units["idle_ns"])} / {GPU_HOUR_NS} AS gpu_hours_held_idle,
-    {divided("cost", units["cost"])} / {MICRO} AS cost,
-    {divided("idle_cost", units["idle_cost"])} / {MICRO} AS cost_held_idle, rows.currency, parts.correction_of
-FROM rows JOIN parts ON rows.currency IS NOT DISTINCT FROM parts.currency AND {same}
-ORDER BY rows.currency NULLS LAST, coalesce(parts.cost, 0) DESC, {shown_order}, parts.correction_of
+SELECT {shown}, rows.shown_ns / {GPU_HOUR_NS} AS gpu_hours, rows.shown_idle_ns / {GPU_HOUR_NS} AS gpu_hours_held_idle,
+    rows.shown_cost / {MICRO} AS cost, rows.shown_idle_cost / {MICRO} AS cost_held_idle, rows.currency,
+    rows.correction_of
+FROM rows ORDER BY rows.currency NULLS LAST, coalesce(rows.cost, 0) DESC, {shown_order}, rows.correction_of
 """
 
 

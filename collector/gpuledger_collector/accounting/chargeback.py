@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.money import MICRO, minor_digits
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_groups
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_lists
 from gpuledger_collector.accounting.reserved_names import escaped, is_reserved
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED
@@ -238,13 +238,15 @@ def report(
     allocations: Allocations | None = None,
     *,
     unpriced_by_holder: bool = False,
+    separate_corrections: bool = True,
 ) -> Report:
     """Make the report of lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension.
 
     `unpriced_by_holder` gives usage without a price the rows of who held it, instead of one row of its own.
 
-    Lines that name the month that they correct have rows of their own, next to the row of the same cells: the two
-    together are rounded to what one row would show.
+    Lines that name the month that they correct have rows of their own, next to the row of the same cells. The rows of
+    each such month are rounded by themselves, so what a correction shows does not change with the open month. Without
+    `separate_corrections` the rows of the same cells are added up after that: an invoice is the sum of its rows.
     """
     for name in by:
         if name not in DIMENSIONS:
@@ -266,6 +268,8 @@ def report(
     for currency in [*currencies, *([None] if any(key[0] is None for key in sums) else [])]:
         # Remainders are given out in the order of `_ordered`; the sort after it is for display only.
         own_rows = _rows(currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency}))
+        if not separate_corrections:
+            own_rows = _added_up(own_rows)
         own_rows.sort(key=lambda row: (-(row.cost_micro or 0), row.keys, row.correction_of))
         rows += own_rows
         totals.append(_total(currency, own_rows, len(by)))
@@ -287,11 +291,25 @@ def _add_allocations(sums: dict[tuple[str | None, _Key], _RowSums], allocations:
 
 
 def _ordered(sums: Mapping[_Key, _RowSums]) -> list[tuple[_Key, _RowSums]]:
-    """By the cost of all rows of the same cells, dearest first: the order in which remainders are given out."""
-    costs: dict[tuple[str, ...], int] = defaultdict(int)
-    for (keys, _), entry in sums.items():
-        costs[keys] += entry.cost_micro or 0
-    return sorted(sums.items(), key=lambda item: (-costs[item[0][0]], item[0]))
+    """By cost, dearest first: the order in which remainders are given out."""
+    return sorted(sums.items(), key=lambda item: (-(item[1].cost_micro or 0), item[0]))
+
+
+def _added_up(rows: Iterable[ReportRow]) -> list[ReportRow]:
+    """One row of all rows of the same cells, with the sums of what they print."""
+    cells: dict[tuple[str, ...], list[ReportRow]] = defaultdict(list)
+    for row in rows:
+        cells[row.keys].append(row)
+    return [
+        same[0] if len(same) == 1 and not same[0].correction_of else replace(_sum(same), correction_of="")
+        for same in cells.values()
+    ]
+
+
+def _sum(rows: Sequence[ReportRow]) -> ReportRow:
+    """Rows of the same cells as one; its state is that of the first, which is the period's own where there is one."""
+    first = min(rows, key=lambda row: row.correction_of)
+    return replace(_total(first.currency, rows, len(first.keys)), keys=first.keys, state=first.state)
 
 
 def shown_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
@@ -330,13 +348,13 @@ def _shown(key: str, dimension: str) -> str:
 
 
 def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[ReportRow]:
-    """Rows with what is printed of them: rows of the same cells add up to what one row of them would print."""
+    """Rows with what is printed of them; those of each corrected month are rounded by themselves."""
     # Without a currency there is no money to round; the unit only has to be valid.
     minor_unit = MICRO // 10 ** (minor_digits(currency) if currency is not None else 0)
-    cells = [keys for (keys, _), _ in group]
+    months = [correction_of for (_, correction_of), _ in group]
     rounded: dict[str, list[Any]] = {}
     for printed, exact, unit, digits in _PRINTED:
-        counts = _round_known([getattr(entry, exact) for _, entry in group], cells, unit or minor_unit)
+        counts = _round_known([getattr(entry, exact) for _, entry in group], months, unit or minor_unit)
         if unit is not None:
             rounded[printed] = [None if count is None else Decimal(count).scaleb(-digits) for count in counts]
         else:
@@ -370,10 +388,10 @@ def _with_waste(state: str, sums: dict[str, Any]) -> dict[str, Any]:
     return sums
 
 
-def _round_known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]], unit: int) -> list[int | None]:
-    """Round what is known together, by the cells of its rows, and leave the unknown unknown."""
-    known = [(value, keys) for value, keys in zip(values, cells, strict=True) if value is not None]
-    rounded = iter(round_in_groups([value for value, _ in known], [keys for _, keys in known], unit))
+def _round_known(values: Sequence[int | None], months: Sequence[str], unit: int) -> list[int | None]:
+    """Round what is known together, month by month, and leave the unknown unknown."""
+    known = [(value, month) for value, month in zip(values, months, strict=True) if value is not None]
+    rounded = iter(round_in_lists([value for value, _ in known], [month for _, month in known], unit))
     return [None if value is None else next(rounded) for value in values]
 
 

@@ -12,7 +12,7 @@ from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, SharedPart
 from gpuledger_collector.accounting.cost_centers import Codes
 from gpuledger_collector.accounting.ledger import ExportedCharge
-from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import format_minor, minor_digits, round_months, to_minor_units
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.rating import Charge
@@ -66,28 +66,31 @@ def is_paid(owner: str) -> bool:
 def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[SharedPart] = ()) -> list[Invoice]:
     """An invoice per owner and currency, by direct cost, dearest first: direct cost and shares of common costs.
 
-    Direct costs are rounded together by largest remainder, and so are shares, as in the chargeback: an invoice is its
-    row's `cost_total`, and the invoices add up to all that was charged and shared.
+    Direct costs are rounded together by largest remainder, those of each corrected month by themselves, and so are
+    shares, as in the chargeback: an invoice is the `cost_total` of its rows, and the invoices add up to all that was
+    charged and shared.
     """
-    sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    sums: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
     shares_of: dict[tuple[str, str], int] = defaultdict(int)
     for line in lines:
         # Unpriced usage has no currency and is billed to nobody; a close refuses it unless it is accepted explicitly.
         if line.charge.currency is not None:
-            sums[line.charge.currency][billed_to(line.charge, level)] += line.charge.cost_micro or 0
+            month = sums[line.charge.currency][line.correction_of]
+            month[billed_to(line.charge, level)] += line.charge.cost_micro or 0
     for part in shares:
         # An owner with shares and no direct cost still gets an invoice.
-        sums[part.currency][part.keys[0]] += 0
+        sums[part.currency][""][part.keys[0]] += 0
         shares_of[part.currency, part.keys[0]] += part.micro
     billed: list[Invoice] = []
-    for currency, owners in sorted(sums.items()):
-        ordered = sorted(owners.items(), key=lambda item: (-item[1], item[0]))
-        digits, shared = minor_digits(currency), [shares_of[currency, owner] for owner, _ in ordered]
-        # Rounded as the chargeback rounds its rows, in the same order, so that an invoice equals its row.
-        booked = to_minor_units([micro for _, micro in ordered], digits)
-        for (owner, micro), minor, shared_micro, shared_minor in zip(
-            ordered, booked, shared, to_minor_units(shared, digits), strict=True
-        ):
+    for currency, months in sorted(sums.items()):
+        names = {owner for month in months.values() for owner in month}
+        # Rounded as the chargeback rounds its rows, in the same order, so that an invoice equals its rows.
+        digits, own = minor_digits(currency), months[""]
+        rounded = round_months(months, digits)
+        ordered = sorted(names, key=lambda owner: (-own.get(owner, 0), owner))
+        shared = [shares_of[currency, owner] for owner in ordered]
+        for owner, shared_micro, shared_minor in zip(ordered, shared, to_minor_units(shared, digits), strict=True):
+            micro, minor = (sum(month.get(owner, 0) for month in each.values()) for each in (months, rounded))
             invoice = Invoice(
                 currency=currency,
                 owner=owner,

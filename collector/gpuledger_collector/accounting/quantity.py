@@ -46,25 +46,15 @@ def round_together(values: Sequence[int], unit: int) -> list[int]:
     return floors
 
 
-def round_in_groups(values: Sequence[int], groups: Sequence[object], unit: int) -> list[int]:
-    """As `round_together`, where values of one group also add up to what the group's sum is rounded to."""
+def round_in_lists(values: Sequence[int], lists: Sequence[object], unit: int) -> list[int]:
+    """As `round_together`, each list by itself: `lists` says of each value to which it belongs."""
     members: dict[object, list[int]] = {}
-    for at, group in enumerate(groups):
-        members.setdefault(group, []).append(at)
-    # Two levels, groups first: what a group shows does not depend on how many rows it is divided into.
-    totals = round_together([sum(values[at] for at in places) for places in members.values()], unit)
+    for at, name in enumerate(lists):
+        members.setdefault(name, []).append(at)
     rounded = [0] * len(values)
-    for places, total in zip(members.values(), totals, strict=True):
-        if len(places) == 1:
-            rounded[places[0]] = total
-            continue
-        floors = {at: values[at] // unit for at in places}
-        left = total - sum(floors.values())
-        # The sort is stable, so equal remainders go to the earlier value, as in `round_together`.
-        for at in sorted(places, key=lambda at: -(values[at] % unit))[:left]:
-            floors[at] += 1
-        for at, count in floors.items():
-            rounded[at] = count
+    for places in members.values():
+        for at, units in zip(places, round_together([values[at] for at in places], unit), strict=True):
+            rounded[at] = units
     return rounded
 
 

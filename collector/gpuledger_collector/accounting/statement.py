@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import TypeVar
 
 from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers
@@ -236,14 +237,16 @@ def _idle_cost(lines: Iterable[Measures]) -> int | None:
 
 
 def split_minor(micros: Sequence[int], unit: int, total: int) -> list[int]:
-    """Split a total into minor units of `unit` micro-units, each within one of its own amount.
+    """Split a total into minor units of `unit` micro-units, each about as its own amount.
 
-    `total` is the sum rounded down or up. What the floors leave goes to the largest remainders (ties: the earlier).
+    `total` is the sum rounded down or up, or a unit beside it for each corrected month in it. What the floors leave
+    goes to the largest remainders (ties: the earlier); what they have too much is taken from the smallest.
     """
     floors = [micro // unit for micro in micros]
+    left = total - sum(floors)
     by_remainder = sorted(range(len(micros)), key=lambda at: (-(micros[at] % unit), at))
-    for at in by_remainder[: total - sum(floors)]:
-        floors[at] += 1
+    for at in islice(cycle(by_remainder if left > 0 else by_remainder[::-1]), abs(left)):
+        floors[at] += 1 if left > 0 else -1
     return floors
 
 

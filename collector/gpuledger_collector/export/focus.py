@@ -30,7 +30,7 @@ from gpuledger_collector.accounting.closing import billed_to, is_paid
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.locations import NOWHERE, Locations, PoolLocation
-from gpuledger_collector.accounting.money import MICRO, minor_digits, rate_nano, to_minor_units
+from gpuledger_collector.accounting.money import MICRO, minor_digits, rate_nano, round_months, to_minor_units
 from gpuledger_collector.accounting.node_costs import NODE_COST, NodeCost
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
@@ -81,8 +81,8 @@ class Issuer:
 class Amount:
     """One of the two costs of an invoice, so far: exact in micro-units, and as its rows say in units of 1e-18."""
 
-    micro: int = 0
-    """The ledger's exact amount."""
+    micros: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """The ledger's exact amount, by the month that it corrects (empty: the invoice's own)."""
     shared: int = 0
     """Its shares of common costs, in micro-units."""
     written: int = 0
@@ -226,9 +226,9 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
     names = book.names(charge.pool, booked_ms, issuer)
     key, invoice = book.invoice(booked_ms, charge.currency or "", owner, names)
-    invoice.borne.micro += charge.cost_micro or 0
+    invoice.borne.micros[exported.correction_of] += charge.cost_micro or 0
     invoice.borne.written += cost
-    invoice.paid.micro += paid_micro(charge) or 0
+    invoice.paid.micros[exported.correction_of] += paid_micro(charge) or 0
     invoice.paid.written += billed
     # What many charges have in common is written once: all but quantities, costs, instants, resource and tags.
     price = charge.price and (charge.price.id or charge.price)
@@ -295,7 +295,7 @@ def _adjustment(exported: ExportedCharge, adjustment: Adjustment, level: str, is
     key, invoice = book.invoice(booked_ms, charge.currency or "", billed_to(charge, level), names)
     cost, paid = ((micro or 0) * 10**12 for micro in (charge.cost_micro, paid_micro(charge)))
     for amount, value in ((invoice.borne, cost), (invoice.paid, paid)):
-        amount.micro += value // 10**12
+        amount.micros[exported.correction_of] += value // 10**12
         amount.written += value
     description = neutral(f"{adjustment.kind.replace('_', '-').capitalize()}: {adjustment.name}")
     about = Period(charge.start_ms, charge.end_ms)
@@ -323,7 +323,7 @@ def _node_share(exported: ExportedCharge, node_cost: NodeCost, level: str, issue
     hours = round_half_even_div((charge.cost_micro or 0) * 1000 * NANO, rate)
     cost = hours * rate
     for amount in (invoice.borne, invoice.paid):
-        amount.micro += charge.cost_micro or 0
+        amount.micros[exported.correction_of] += charge.cost_micro or 0
         amount.written += cost
     rate_text, quantity = fixed(rate, 9), fixed(hours, 9)
     return {
@@ -438,7 +438,7 @@ def purchase_rows(payments: Iterable[Purchase], level: str, issuer: Issuer, book
         names, locations = book.names(source.pool, payment.booked_ms, issuer), book.locations_of(payment.booked_ms)
         key, invoice = book.invoice(payment.booked_ms, source.currency, f"({PURCHASE})", names)
         cost = payment.micro * 10**12
-        invoice.paid.micro += payment.micro
+        invoice.paid.micros[payment.correction_of] += payment.micro
         invoice.paid.written += cost
         quantity, unit, price, listed = _bought(payment)
         yield {
@@ -641,19 +641,33 @@ def _rests(book: Book, amount_of: Callable[[FocusInvoice], Amount]) -> dict[Key,
     rests: dict[Key, int] = {}
     for (_, currency), owners in groups.items():
         digits = minor_digits(currency)
-        sums = {owner: (sum(a.micro for _, a in own), sum(a.shared for _, a in own)) for owner, own in owners.items()}
+        booked = round_months(_by_month(owners), digits)
         # The order in which the chargeback gives out remainders: the same cents for the same owner.
-        ordered = sorted(sums, key=lambda owner: (-sums[owner][0], owner))
-        booked = to_minor_units([sums[owner][0] for owner in ordered], digits)
-        shared = to_minor_units([sums[owner][1] for owner in ordered], digits)
-        for owner, units, more in zip(ordered, booked, shared, strict=True):
+        own_cost = {owner: sum(amount.micros.get("", 0) for _, amount in own) for owner, own in owners.items()}
+        ordered = sorted(owners, key=lambda owner: (-own_cost[owner], owner))
+        shared = to_minor_units([sum(amount.shared for _, amount in owners[owner]) for owner in ordered], digits)
+        for owner, more in zip(ordered, shared, strict=True):
             # An owner's cents, split over those who provided what it used; shares are on one invoice, the issuer's.
             own = owners[owner]
-            parts = split_minor([amount.micro for _, amount in own], MICRO // 10**digits, units)
+            parts = [0] * len(own)
             parts[next((at for at, (_, amount) in enumerate(own) if amount.shared), 0)] += more
+            for month, units in booked.items():
+                micros = [amount.micros.get(month, 0) for _, amount in own]
+                split = split_minor(micros, MICRO // 10**digits, units.get(owner, 0))
+                parts = [part + cents for part, cents in zip(parts, split, strict=True)]
             for (key, amount), part in zip(own, parts, strict=True):
                 rests[key] = part * 10 ** (18 - digits) - amount.written
     return rests
+
+
+def _by_month(owners: Mapping[str, Sequence[tuple[Key, Amount]]]) -> dict[str, dict[str, int]]:
+    """The amounts of owners by the month that they correct."""
+    months: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for owner, own in owners.items():
+        for _, amount in own:
+            for month, micro in amount.micros.items():
+                months[month][owner] += micro
+    return months
 
 
 def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:

@@ -65,12 +65,13 @@ def read_chargeback(
     of common costs are computed from the full ledger in either case: a share depends on what everybody else held.
     """
     with row_level_security.as_viewer(connection, owner):
-        lines = visible_lines(connection, period, by, owner, separate_corrections=separate_corrections)
+        lines = visible_lines(connection, period, by, owner, separate_corrections=True)
     # Outside of the viewer's rights: shares of one owner depend on what everybody else held.
     allocations = allocate(connection, period, by, now_ms, owner)
     if owner is not None:
         allocations = _visible_allocations(allocations, {shown_keys(line, by) for line in lines})
-    return Chargeback(_with_codes(connection, period, report(lines, by, allocations)), allocations.parts)
+    found = report(lines, by, allocations, separate_corrections=separate_corrections)
+    return Chargeback(_with_codes(connection, period, found), allocations.parts)
 
 
 def _with_codes(connection: Connection, period: Period, chargeback: Report) -> Report:
@@ -95,18 +96,17 @@ def read_cash(
     Payments are rows of nobody; of shared costs only amounts are paid, what is moved between owners is not.
     """
     paid = cash.payments(connection, period, now_ms)
-    lines = cash.lines(connection, period, by, apart=separate_corrections)
+    lines = cash.lines(connection, period, by, apart=True)
     calendar, places = zones.calendar(connection), locations.by_month(connection, period)
-    lines += cash.purchase_lines(
-        paid, by, lambda at_ms: places.get(calendar.month_of(at_ms), NOWHERE), apart=separate_corrections
-    )
+    lines += cash.purchase_lines(paid, by, lambda at_ms: places.get(calendar.month_of(at_ms), NOWHERE), apart=True)
     allocations = allocate(connection, period, by, now_ms)
     parts = [part for part in allocations.parts if part.cost.source == AMOUNT]
     shared: Counter[tuple[str | None, tuple[str, ...]]] = Counter()
     for part in parts:
         shared[part.currency, part.keys] += part.micro
     costs = [out for out in allocations.costs if out.cost.source == AMOUNT]
-    found = report(lines, by, Allocations(dict(shared), allocations.emitted, costs, parts))
+    parted = Allocations(dict(shared), allocations.emitted, costs, parts)
+    found = report(lines, by, parted, separate_corrections=separate_corrections)
     return Chargeback(replace(found, view=CASH), parts)
 
 

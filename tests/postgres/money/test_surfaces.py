@@ -320,8 +320,8 @@ scale backtest, plan memory, plan training, plan storage, plan network, import u
 import inventory, import samples, import bill, import queue, import shares, apply, prices set, tags check, examples,
 serve, mcp, profiles list, profiles show, profiles check, doctor, token create, token list, token revoke, token rotate,
 completion, db upgrade, db check, db partitions, db distribute, db pack, db backup, db restore, db grant-reader,
-nodes list, nodes retire, export samples, audit list, audit verify, privacy show, privacy erase, outbox list,
-outbox send
+db revoke-reader, nodes list, nodes retire, export samples, audit list, audit verify, privacy show, privacy erase,
+outbox list, outbox send
 """
 TOOLS_HERE = {"get_cost", "get_statement"}
 TOOLS_ELSEWHERE = {

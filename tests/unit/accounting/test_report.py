@@ -46,8 +46,8 @@ def lines(draw):
 
 
 @given(lines(), lines(), st.sampled_from([1, -1]))
-def test_corrections_stand_in_rows_of_their_own_that_add_up_to_what_one_row_would_show(own, amending, sign):
-    """Time that a correction takes back is in no row of the period's own time; cents are those of the whole."""
+def test_corrections_are_rounded_like_their_month_and_not_with_the_open_one(own, amending, sign):
+    """Time that a correction takes back is in no row of the period's own time; what is invoiced adds up both."""
     corrections = [
         replace(
             line,
@@ -58,8 +58,14 @@ def test_corrections_stand_in_rows_of_their_own_that_add_up_to_what_one_row_woul
         )
         for line in amending
     ]
-    apart = report([*own, *corrections], ["team", "project"])
-    merged = report([*own, *(replace(line, correction_of="") for line in corrections)], ["team", "project"])
+    by = ["team", "project"]
+    apart = report([*own, *corrections], by)
+    merged = report([*own, *corrections], by, separate_corrections=False)
+    printed = ("keys", "currency", "correction_of", "gpu_hours", "cost_minor", "cost_held_idle_minor")
+    of_one_month = [*report(own, by).rows, *report(corrections, by).rows]
+    rows = [[getattr(row, name) for name in printed] for row in apart.rows]
+    assert sorted(rows, key=str) == sorted(([getattr(row, name) for name in printed] for row in of_one_month), key=str)
+    assert not any(row.correction_of for row in merged.rows)
     assert all(row.gpu_hours >= 0 and row.gpu_ns >= 0 for row in apart.rows if not row.correction_of)
     assert [row.cost_micro or 0 for row in apart.rows if row.currency == "USD"] == sorted(
         (row.cost_micro or 0 for row in apart.rows if row.currency == "USD"), reverse=True
@@ -73,6 +79,16 @@ def test_corrections_stand_in_rows_of_their_own_that_add_up_to_what_one_row_woul
     assert [(one.gpu_hours, one.cost_minor) for one in apart.totals] == [
         (one.gpu_hours, one.cost_minor) for one in merged.totals
     ]
+
+
+def test_a_correction_keeps_its_cents_while_the_open_month_grows():
+    """Half a cent that is taken back: its row says the same beside any cost of the open month."""
+    correction = line(("a",), "held", "USD", -HOUR, cost_micro=-5_000, correction_of="2025-09")
+    shown = set()
+    for micro in (0, 4_000, 6_000, 12_345_678):
+        rows = report([line(("a",), "held", "USD", HOUR, cost_micro=micro), correction], ["team"]).rows
+        shown |= {row.cost_minor for row in rows if row.correction_of}
+    assert shown == {0}
 
 
 @given(lines())
