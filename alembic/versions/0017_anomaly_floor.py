@@ -1,11 +1,11 @@
 """What an anomaly must cost before it is mailed stands among the rules of notifications.
 
-Revision ID: 0019
+Revision ID: 0017
 """
 
 from alembic import op
 
-revision = "0019"
+revision = "0017"
 down_revision = "0016"
 branch_labels = None
 depends_on = None

@@ -1,12 +1,12 @@
 """A hash of when each day was rated, and of the times of its corrections.
 
-Revision ID: 0020
+Revision ID: 0018
 """
 
 from alembic import op
 
-revision = "0020"
-down_revision = "0016"
+revision = "0018"
+down_revision = "0017"
 branch_labels = None
 depends_on = None
 phase = "pre"
