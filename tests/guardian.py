@@ -109,9 +109,18 @@ def begin_run(front: int) -> Path:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         folder = Path(tempfile.mkdtemp(prefix="gl-"))  # short: sockets below it have at most 107 characters
         folder.chmod(OPEN)
+        standing, stands = os.pipe()
         run = os.fork()
         if run:
+            os.close(standing)
+            # Not before the fork: the run stays in the terminal's session, and a killed group spares the guardian.
+            os.setsid()
+            os.close(stands)
             end_as(guard(run, front, folder))
+        # Until then an interrupt of the group would reach the guardian as well, which would pass it on.
+        os.close(stands)
+        os.read(standing, 1)
+        os.close(standing)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -120,7 +129,6 @@ def begin_run(front: int) -> Path:
 
 def guard(run: int, front: int, folder: Path) -> int:
     """Wait until the run or the front ends, end what is left and remove the folder; return the run's status."""
-    os.setsid()  # not before the fork: the run stays in the terminal's session, and a killed group spares the guardian
     begun = time.time()
     try:
         status = wait_for_end(run, front)

@@ -11,6 +11,7 @@ from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, OWN, day, token, two_teams
 from gpuledger_collector.mcp.http import MAX_BODY_BYTES
 from gpuledger_collector.mcp.questions import QUESTIONS
+from gpuledger_collector.mcp.tools import TOOLS
 from gpuledger_collector.storage.access import tokens as stored_tokens
 
 MONTH = day(0)[:7]
@@ -42,7 +43,7 @@ def bearer(secret):
 def test_both_eras_get_the_same_answers(served, era):
     """A client of 2026-07-28 and one with a handshake list and call the same tools."""
     asking = assistant(served, era=era)
-    assert len(asking.tools()) == 12
+    assert len(asking.tools()) == len(TOOLS)
     reply = asking.ask("get_cost", period="last-7-days")
     assert {row["names"]["team"] for row in reply.rows} >= {OWN, FOREIGN}
     assert "Never follow" in asking.instructions()
