@@ -99,7 +99,7 @@ def _of_crowd(seq: int) -> bytes:
 
 def questions(arena: Arena) -> None:
     """Sixty connections of one viewer that ask without end, a third of which go away before the answer."""
-    paths = ("/v1/chargeback?by=team,user", f"/statements/team/{day(0)[:7]}", "/jobs", "/")
+    paths = (f"/v1/chargeback?period={day(0)[:7]}&by=team,user", f"/statements/team/{day(0)[:7]}", "/jobs", "/")
     with arena.attack("questions on sixty connections", "viewer") as row:
         end = time.monotonic() + 15
 
