@@ -32,7 +32,10 @@ CANCEL_AGAIN_SECONDS = 0.5
 """Between cancellations of a question that goes on: one that finds no statement running has no effect."""
 PAGE_SECONDS = 30
 CALM_SWITCH_SECONDS, BUSY_SWITCH_SECONDS = 0.005, 0.0005
-"""How long a thread computes before another one's turn: Python's default, and while a reader's question is answered."""
+"""How long a thread computes before another one's turn: Python's default, and while a reader's question is answered.
+
+Beside fifteen threads that compute, ten steps of the event loop took 4 to 5 s at the default and 0.3 to 0.4 s so.
+"""
 
 
 class ReadRefused(Exception):
