@@ -383,10 +383,12 @@ BOARD = Board(
                     "Accelerators whose latest reading names the reason (several are possible; idle is no fault). A "
                     "full bar is every accelerator that tells its reasons; may be empty where none does.",
                     f"""
+                 WITH telling AS MATERIALIZED (
+                     SELECT l.accelerator_id, l.gpu_clocks_event_reasons_bitmask AS bits {TELLING})
                  SELECT reason.name, count(l.accelerator_id) AS accelerators
                  FROM (VALUES {", ".join(f"({bit}::bigint, '{name}')" for bit, name in REASONS)}) reason (bit, name)
-                 LEFT JOIN (SELECT l.* {TELLING}) l ON l.gpu_clocks_event_reasons_bitmask & reason.bit <> 0
-                 WHERE EXISTS (SELECT {TELLING})
+                 LEFT JOIN telling l ON l.bits & reason.bit <> 0
+                 WHERE EXISTS (TABLE telling)
                  GROUP BY reason.bit, 1 ORDER BY reason.bit DESC
                  """,
                     COUNT,

@@ -74,11 +74,14 @@ ATTENTION = {
 }
 """States of findings in words; docs/insight.md defines them."""
 PLACES = f"{picked('a.pool', 'pool')} AND {picked('a.model', 'model')}"
-NOW = f"""FROM gpu_latest l JOIN ({ACCELERATORS}) a ON a.id = l.accelerator_id
+NOW = f"""FROM (SELECT * FROM gpu_latest l WHERE {FRESH} OFFSET 0) l JOIN ({ACCELERATORS}) a ON a.id = l.accelerator_id
     LEFT JOIN LATERAL (SELECT p.team FROM charge c JOIN owner p ON p.id = c.owner_id
         WHERE c.workload_id = l.workload_id ORDER BY c.day_ms DESC LIMIT 1) o ON true
-    WHERE {FRESH} AND {PLACES}"""
-"""Fresh readings of the chosen accelerators, each with the team that its workload was charged to last (`o`)."""
+    WHERE {PLACES}"""
+"""Fresh readings of the chosen accelerators, each with the team that its workload was charged to last (`o`).
+
+With OFFSET, because Citus joins readings to charges of the coordinator only once it has fetched them.
+"""
 HELD_NOW = f"{NOW} AND l.state = 'held' AND {TEAMS}"
 UNUSED_NOW = f"{HELD_NOW} AND l.gpu_processes = 0"
 UNHELD_USE = f"{NOW} AND l.state = 'unallocated' AND (l.gpu_processes > 0 OR {ACTIVITY_NOW} >= 0.05)"

@@ -111,17 +111,24 @@ BOARD = Board(
                     f"""
                      WITH few AS (SELECT a.id, {LANE} AS lane FROM {THERE} WHERE {CHOSEN} ORDER BY 2, 1 LIMIT 64),
                      step AS (SELECT at_ms - mod(at_ms, {STEP_MS}) AS at_ms
-                         FROM generate_series({FROM_MS}, {TO_MS} - 1, {STEP_MS}) at_ms)
-                     SELECT to_timestamp(greatest(step.at_ms, {FROM_MS}) / 1000) AS "time", few.lane AS metric,
-                         {number_of("prevailing.state")} AS state
-                     FROM step CROSS JOIN few LEFT JOIN LATERAL (
-                         SELECT s.state FROM usage_hour u,
+                         FROM generate_series({FROM_MS}, {TO_MS} - 1, {STEP_MS}) at_ms),
+                     summed AS MATERIALIZED (
+                         SELECT u.accelerator_id, u.hour_ms - mod(u.hour_ms, {STEP_MS}) AS at_ms, s.state,
+                             sum(s.ms) AS ms
+                         FROM usage_hour u,
                              LATERAL (VALUES (CASE WHEN u.state = 'held' THEN 'busy' ELSE u.state END,
                                      CASE WHEN u.state = 'held' THEN u.busy_ms ELSE u.held_ms END),
                                  ('idle', u.idle_ms), ('activity unknown', u.unknown_ms)) s (state, ms)
-                         WHERE u.accelerator_id = few.id AND u.hour_ms >= step.at_ms
-                             AND u.hour_ms < step.at_ms + {STEP_MS} AND s.ms > 0
-                         GROUP BY 1 ORDER BY sum(s.ms) DESC, 1 LIMIT 1) prevailing ON true
+                         WHERE u.accelerator_id IN (SELECT id FROM few)
+                             AND u.hour_ms >= {FROM_MS} - mod({FROM_MS}, {STEP_MS})
+                             AND u.hour_ms < {TO_MS} + {STEP_MS} AND s.ms > 0
+                         GROUP BY 1, 2, 3),
+                     prevailing AS (SELECT DISTINCT ON (accelerator_id, at_ms) accelerator_id, at_ms, state
+                         FROM summed ORDER BY accelerator_id, at_ms, ms DESC, state)
+                     SELECT to_timestamp(greatest(step.at_ms, {FROM_MS}) / 1000) AS "time", few.lane AS metric,
+                         {number_of("prevailing.state")} AS state
+                     FROM step CROSS JOIN few
+                     LEFT JOIN prevailing ON prevailing.accelerator_id = few.id AND prevailing.at_ms = step.at_ms
                      ORDER BY 1, 2
                      """,
                     height=9,
@@ -231,15 +238,18 @@ BOARD = Board(
                     "A row a metric, a column a GPU: the fast and profiling tiers as read last, the slow, static and "
                     "event tiers as they changed last. An empty cell is a metric that the card does not give.",
                     f"""
-                  SELECT metric.label AS metric, {LANE} AS gpu, reading.value * metric.factor AS value
-                  FROM {THERE} CROSS JOIN LATERAL (
-                      SELECT s.name, s.value FROM gpu_latest l, LATERAL (VALUES {LATEST}) s (name, value)
-                      WHERE l.accelerator_id = a.id
-                      UNION ALL
-                      (SELECT DISTINCT ON (metric) metric, value FROM gpu_state
-                      WHERE accelerator_id = a.id ORDER BY metric, at_ms DESC)
-                  ) reading JOIN (VALUES {scaled()}) metric (name, factor, label) USING (name)
-                  WHERE {CHOSEN} AND reading.value IS NOT NULL ORDER BY a.gpu_index, a.uuid, 1 LIMIT 5000
+                  WITH few AS MATERIALIZED (SELECT a.id, a.gpu_index, a.uuid, {LANE} AS lane FROM {THERE}
+                      WHERE {CHOSEN}),
+                  fast AS MATERIALIZED (SELECT l.accelerator_id, s.name, s.value
+                      FROM gpu_latest l, LATERAL (VALUES {LATEST}) s (name, value)
+                      WHERE l.accelerator_id IN (SELECT id FROM few) AND s.value IS NOT NULL),
+                  slow AS MATERIALIZED (SELECT DISTINCT ON (accelerator_id, metric) accelerator_id, metric, value
+                      FROM gpu_state WHERE accelerator_id IN (SELECT id FROM few)
+                      ORDER BY accelerator_id, metric, at_ms DESC)
+                  SELECT metric.label AS metric, few.lane AS gpu, reading.value * metric.factor AS value
+                  FROM few JOIN (TABLE fast UNION ALL TABLE slow) reading ON reading.accelerator_id = few.id
+                  JOIN (VALUES {scaled()}) metric (name, factor, label) USING (name)
+                  WHERE reading.value IS NOT NULL ORDER BY few.gpu_index, few.uuid, 1 LIMIT 5000
                   """,
                     EXACT,
                     width=24,
