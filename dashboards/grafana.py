@@ -317,7 +317,8 @@ def stat(
         "justifyMode": "auto",
         "orientation": "auto",
         "reduceOptions": {"calcs": [] if each_row else ["lastNotNull"], "fields": "", "values": each_row},
-        "textMode": "auto",
+        # Of a single row Grafana would leave out the name, which says what it is the number of.
+        "textMode": "value_and_name" if each_row else "auto",
     }
     target = query if isinstance(query, dict) else sql(query)
     return Panel("stat", title, description, unit, (target,), width, height, options, {}, decimals, steps, **more)

@@ -1,11 +1,11 @@
 """What could be saved, what was, and what idle GPUs cost a day: panels of the boards on money and on idle GPUs.
 
-Estimates, as `gpuledger recommend list` gives them; no part of a bill.
+Estimates, as `gpuledger recommend` gives them; no part of a bill.
 """
 
 from __future__ import annotations
 
-from dashboards.grafana import EXACT, GREEN, ORANGE, VERMILION, Panel, column, link, stat, table
+from dashboards.grafana import BLUE, EXACT, GREEN, ORANGE, VERMILION, Panel, column, link, stat, table
 from dashboards.sql import MICRO
 
 CHOSEN = "r.currency = ${currency:sqlstring}"
@@ -50,7 +50,7 @@ def numbers() -> tuple[Panel, ...]:
             EXACT,
             width=5,
             decimals=0,
-            steps=((None, VERMILION), (0, GREEN)),
+            steps=((None, BLUE), (-1e15, VERMILION), (0, GREEN)),  # the first is that of no number
         ),
         stat(
             "Idle GPUs, each further day ($currency)",
@@ -70,11 +70,11 @@ def advice() -> Panel:
     return table(
         "Recommendations ($currency)",
         f"Open and accepted advice, by what it saves, {WINDOW}; rows overlap and must not be added up. Decide with "
-        "`gpuledger recommend accept KEY`. May be empty, and then nothing is to be saved.",
+        "`gpuledger recommend accept ID`. May be empty, and then nothing is to be saved.",
         f"""
         SELECT r.advice, r.team, r.state, r.cash_expected_micro / {MICRO} AS saves,
             r.capacity_expected_micro / {MICRO} AS frees, r.realized_micro / {MICRO} AS "saved so far",
-            to_timestamp(r.made_ms / 1000) AS "since", r.key
+            to_timestamp(r.made_ms / 1000) AS "since", r.id AS "ID"
         FROM recommendation r
         WHERE r.state IN ('open', 'accepted') AND coalesce({CHOSEN}, true)
         ORDER BY r.state DESC, greatest(r.cash_expected_micro, r.capacity_expected_micro) DESC NULLS LAST, r.key
@@ -90,6 +90,6 @@ def advice() -> Panel:
             column("state", unit="string", width=80),
             *(column(name, width=90) for name in ("saves", "frees", "saved so far")),
             column("since", unit="time:YYYY-MM-DD", width=95),
-            column("key", unit="string", width=170),
+            column("ID", width=60),
         ),
     )

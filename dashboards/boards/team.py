@@ -378,5 +378,6 @@ BOARD = Board(
         ),
     ),
     annotations=events(),
+    collapsed=("Shares of pools",),
 )
 """The page that a team's lead opens."""

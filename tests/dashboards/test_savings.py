@@ -62,9 +62,9 @@ def test_savings_and_recommendations_are_on_the_boards_of_money(ledger, board):
     (saved,) = rows(ledger, board, "Saved by accepted advice ($currency)", currency="USD")
     assert saved["saved"] == 7
     listed = rows(ledger, board, "Recommendations ($currency)", currency="USD")
-    assert [(row["key"], row["state"], row["saves"], row["advice"]) for row in listed] == [
-        ("a", "open", 5, ADVICE),
-        ("b", "accepted", 1, ADVICE),
+    assert [(row["state"], row["saves"], row["advice"]) for row in listed] == [
+        ("open", 5, ADVICE),
+        ("accepted", 1, ADVICE),
     ]
     (idle,) = rows(ledger, board, "Idle GPUs, each further day ($currency)", currency="USD")
     total = "SELECT sum(per_day_micro) FROM finding WHERE kind = 'idle' AND resolved_ms IS NULL AND currency = 'USD'"
