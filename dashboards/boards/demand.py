@@ -44,9 +44,13 @@ DAY_NS = "(max(p.until_ms - p.day_ms) * 1e6)"
 """The length of the day: 23 to 25 hours."""
 CHOSEN = f"{POOLS} AND {MODELS}"
 FULL = f"JOIN conservation_check p ON p.day_ms = l.day_ms AND {whole('p')}"
-KNOWN = """(SELECT day_ms, state, pool, gpu_model, gpu_ns FROM ledger_day
-    UNION ALL SELECT day_ms, state, pool, gpu_model, gpu_ns::numeric FROM correction)"""
-"""What is known of each day by now: its ledger, and what arrived after its month was closed."""
+KNOWN = """(SELECT day_ms, state, pool, gpu_model, gpu_ns FROM ledger_day WHERE state <> 'commitment_unused'
+    UNION ALL SELECT day_ms, state, pool, gpu_model, gpu_ns::numeric FROM correction
+        WHERE state <> 'commitment_unused')"""
+"""What is known of each day by now: its ledger, and what arrived after its month was closed.
+
+Hours of a commitment that nothing used are paid, and are no GPUs.
+"""
 HELD_NS = "sum(l.gpu_ns) FILTER (WHERE l.state = 'held')"
 SEEN = """(coalesce(sum(l.gpu_ns) FILTER (WHERE l.state = 'unobserved'), 0) <= 0.05 * sum(l.gpu_ns))"""
 HELD_GPUS = f"CASE WHEN {SEEN} THEN coalesce({HELD_NS}, 0) / {DAY_NS} END"

@@ -112,9 +112,9 @@ NUMBERS = (
     ),
     stat(
         "Held, share of capacity",
-        "GPU-hours held by a workload over all GPU-hours.",
+        "GPU-hours held by a workload over all GPU-hours; those of unused commitments are of no GPU.",
         "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
-        f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
+        f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} AND l.state <> 'commitment_unused'",
         RATIO,
         width=3,
         decimals=1,

@@ -270,3 +270,16 @@ def test_a_workload_does_not_last_beyond_now(ledger):
     told = rows(ledger, "workload", "The workload", workload=key)
     assert told
     assert all(row["until"] <= now for row in told)
+
+
+def test_an_unused_commitment_is_no_capacity(ledger):
+    """Its hours are paid; they neither add GPUs nor days without demand, as they did on the first boards."""
+    titles = (("demand", "Mean demand"), ("demand", "Busiest day"), ("demand", "Headroom of the scarcest models"))
+    titles += (("demand", "Pools over the range"), ("finops", "Held, share of capacity"))
+    before = {title: rows(ledger, board, title) for board, title in titles}
+    ledger.execute(
+        "INSERT INTO ledger_day (day_ms, state, pool, gpu_model, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, "
+        "cost_micro, owner_id) SELECT DISTINCT day_ms, 'commitment_unused', '', 'A100', 86400000000000 * 4, 0, 0, 0, "
+        "'USD', 90000000, NULL::bigint FROM ledger_day"
+    )
+    assert {title: rows(ledger, board, title) for board, title in titles} == before
