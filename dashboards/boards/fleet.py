@@ -349,7 +349,8 @@ BOARD = Board(
                     f"""
                   SELECT a.name AS node,
                       CASE WHEN {WATCHED} THEN extract(epoch FROM now() - a.last_seen_at) END AS "silent for",
-                      CASE WHEN a.status = 'ok' AND EXISTS (SELECT FROM node_retirement r WHERE r.node = a.name
+                      CASE WHEN {WATCHED} AND a.last_seen_at < now() - interval '{SILENT_S} seconds' THEN 'silent'
+                          WHEN a.status = 'ok' AND EXISTS (SELECT FROM node_retirement r WHERE r.node = a.name
                           AND r.superseded_at IS NULL) THEN 'back again' ELSE a.status END AS status,
                       a.status_detail AS detail, a.last_seen_at AS "last seen", a.agent_version AS agent, a.driver,
                       a.source

@@ -364,6 +364,7 @@ BOARD = Board(
             ),
         ),
     ),
+    collapsed=("How runs of its name scale",),
     since="now-2d",
     annotations=errors(
         "EXISTS (SELECT FROM charge l JOIN workload w ON w.id = l.workload_id AND w.key = ${workload:sqlstring} "

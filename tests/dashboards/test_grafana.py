@@ -117,10 +117,17 @@ def test_lanes_of_states_are_gpus(grafana, reader):
 def test_annotations_answer(grafana, reader, name):
     """Marks on charts are times with a text."""
     values = chosen(BOARDS[name], options(reader, BOARDS[name], SPAN), "all")
+    found = 0
     for mark in BOARDS[name]["annotations"]["list"]:
         text = interpolated(mark["target"]["rawSql"], variables(BOARDS[name]), values)
-        (frame,) = grafana.ask(text, "table", SPAN, 60)
-        assert [field["name"] for field in frame["schema"]["fields"]][:2] == ["time", "text"]
+        for frame in grafana.ask(text, "table", SPAN, 60):  # none where nothing happened
+            assert [field["name"] for field in frame["schema"]["fields"]][:2] == ["time", "text"]
+            found += 1
+    assert found
+
+
+FIRST = "coalesce(f.currency <> ${currency:sqlstring}, true)"
+"""What only puts the rows of the chosen currency first filters nothing."""
 
 
 @pytest.mark.parametrize(("name", "variable"), CHOICES)
@@ -133,7 +140,7 @@ def test_a_choice_changes_what_it_filters(grafana, reader, name, variable):
         (panel["title"], target["refId"])
         for panel in panels(BOARDS[name])
         for target in panel["targets"]
-        if f"${{{variable}:" in target.get("rawSql", "")
+        if f"${{{variable}:" in target.get("rawSql", "").replace(FIRST, "")
     }
     before, after = answers(grafana, name, values), answers(grafana, name, nobody)
     unchanged = {key for key in before if cells(before[key]) == cells(after[key])}
