@@ -5,7 +5,7 @@ Estimates, as `gpuledger recommend` gives them; no part of a bill.
 
 from __future__ import annotations
 
-from dashboards.grafana import BLUE, EXACT, GREEN, ORANGE, VERMILION, Panel, column, link, stat, table
+from dashboards.grafana import BLUE, GREEN, MONEY, ORANGE, VERMILION, Panel, column, link, stat, table
 from dashboards.sql import MICRO
 
 CHOSEN = "r.currency = ${currency:sqlstring}"
@@ -28,7 +28,7 @@ def numbers() -> tuple[Panel, ...]:
             f"and best case, {WINDOW} (often 30 days). Of the whole fleet; may be empty until a search has run.",
             f'SELECT {joint("cash", 1)} AS "expected", {joint("cash", 0)} AS "low", {joint("cash", 2)} AS "high" '
             "FROM recommendation_run r",
-            EXACT,
+            MONEY,
             width=9,
             decimals=0,
         ),
@@ -37,7 +37,7 @@ def numbers() -> tuple[Panel, ...]:
             f"What the GPUs cost that all open advice would leave free for others, {WINDOW}: paid all the same. May be "
             "empty.",
             f'SELECT {joint("capacity", 1)} AS "worth" FROM recommendation_run r',
-            EXACT,
+            MONEY,
             width=5,
             decimals=0,
         ),
@@ -47,17 +47,18 @@ def numbers() -> tuple[Panel, ...]:
             "it cost more. May be empty until advice is accepted and measured.",
             f"SELECT sum(r.realized_micro) / {MICRO} AS saved FROM recommendation r "
             f"WHERE {CHOSEN} AND r.state IN ('accepted', 'done')",
-            EXACT,
+            MONEY,
             width=5,
             decimals=0,
             steps=((None, BLUE), (-1e15, VERMILION), (0, GREEN)),  # the first is that of no number
+            no_value="none yet",
         ),
         stat(
             "Idle GPUs, each further day ($currency)",
             "What the GPUs of all open idle findings cost a day, held or free, whatever else is chosen. May be empty.",
             f"SELECT sum(r.per_day_micro) / {MICRO} AS cost FROM finding r "
             f"WHERE r.kind = 'idle' AND r.resolved_ms IS NULL AND {CHOSEN}",
-            EXACT,
+            MONEY,
             width=5,
             decimals=0,
             steps=((None, GREEN), (0.01, ORANGE)),
@@ -80,7 +81,7 @@ def advice() -> Panel:
         ORDER BY r.state DESC, greatest(r.cash_expected_micro, r.capacity_expected_micro) DESC NULLS LAST, r.key
         LIMIT 50
         """,
-        EXACT,
+        MONEY,
         width=24,
         height=7,
         decimals=0,
@@ -88,7 +89,8 @@ def advice() -> Panel:
             column("advice", unit="string"),
             column("team", unit="string", links=[TO_TEAM], width=110),
             column("state", unit="string", width=80),
-            *(column(name, width=90) for name in ("saves", "frees", "saved so far")),
+            *(column(name, width=90) for name in ("saves", "frees")),
+            column("saved so far", width=105),
             column("since", unit="time:YYYY-MM-DD", width=95),
             column("ID", width=60),
         ),

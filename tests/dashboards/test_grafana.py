@@ -113,6 +113,10 @@ def test_lanes_of_states_are_gpus(grafana, reader):
     assert {f"{state:g}" for state in states} <= set(words)
 
 
+PRICED = ("finops", "idle", "research", "team")
+"""Boards whose charts have a mark where a price of the seed begins."""
+
+
 @pytest.mark.parametrize("name", BY_POSTGRES)
 def test_annotations_answer(grafana, reader, name):
     """Marks on charts are times with a text."""
@@ -123,7 +127,7 @@ def test_annotations_answer(grafana, reader, name):
         for frame in grafana.ask(text, "table", SPAN, 60):  # none where nothing happened
             assert [field["name"] for field in frame["schema"]["fields"]][:2] == ["time", "text"]
             found += 1
-    assert found
+    assert found or name not in PRICED
 
 
 FIRST = "coalesce(f.currency <> ${currency:sqlstring}, true)"
