@@ -3,6 +3,7 @@
 Left out are the extras whose range is one minor version, which is the pinned one (mcp), and models that bring torch.
 """
 
+import csv
 import http.client
 import json
 import shutil
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import openpyxl
 import pytest
 
 from fakes import kubelet, prometheus
@@ -93,6 +95,11 @@ def test_a_jobs_file_becomes_a_bill(lowest, tmp_path):
         command, given = lowest / "gpuledger", {"GPULEDGER_DATA_DIR": str(folder)}
         bill = call(command, "start", ROOT / "examples/jobs.csv", "--rate", "2.50", "--yes", **given)
         assert "1900.62" in bill
+        book = openpyxl.Workbook()
+        for row in csv.reader((ROOT / "examples/jobs.csv").read_text().splitlines()):
+            book.active.append(row)
+        book.save(tmp_path / "jobs.xlsx")
+        assert "5 unchanged; no bill changes" in call(command, "start", tmp_path / "jobs.xlsx", "--yes", **given)
         month = ("--period", "2026-10")
         call(command, "chargeback", *month, "--format", "parquet", "-o", tmp_path / "bill.parquet", **given)
         assert (tmp_path / "bill.parquet").read_bytes()[:4] == b"PAR1"
