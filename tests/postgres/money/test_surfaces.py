@@ -327,8 +327,9 @@ TOOLS_HERE = {"get_cost", "get_statement"}
 TOOLS_ELSEWHERE = {
     *("describe_ledger", "list_values", "get_gpu_waste", "get_efficiency", "compare_periods", "explain_change"),
     *("verify_statement", "list_idle_gpus", "get_rightsizing", "get_device_usage"),
+    *("list_budgets", "forecast_spend", "forecast_demand"),
 }
-"""tests/postgres/mcp/test_answers.py compares them with the commands."""
+"""tests/postgres/mcp compares them with the commands, in test_answers.py and test_foresight.py."""
 
 
 def commands(command, path=()):
