@@ -309,6 +309,14 @@ def mcp_server(settings: Settings, opened: Database, clock: Callable[[], dt.date
     return server.create(source)
 
 
+def warn_of_new_nodes(keys: Keys, names: Sequence[str]) -> None:
+    """Log nodes of which the ledger had never heard, where no agent needs a token."""
+    from gpuledger_collector.services import new_nodes
+
+    if keys.lets_anybody_report:
+        log.warning("%s", new_nodes.sentence(names))
+
+
 def intakes(
     settings: Settings,
     opened: Database,
@@ -329,7 +337,6 @@ def intakes(
     from gpuledger_collector.ingest.batches.store import Store
     from gpuledger_collector.ingest.remote_write.series import SeriesCache
     from gpuledger_collector.ingest.remote_write.store import RemoteStore
-    from gpuledger_collector.services import new_nodes
     from gpuledger_collector.storage.ledger import placements
 
     writing = opened.as_application("gpuledger-ingest", INGEST_SESSION)
@@ -343,12 +350,8 @@ def intakes(
     ) -> Mapping[int, Placement]:
         return placements.settle(connection, accelerators, since_ms, lambda _: metrics.contested.inc())
 
-    def warn_of_new_nodes(names: Sequence[str]) -> None:
-        if keys.lets_anybody_report:
-            log.warning("%s", new_nodes.sentence(names))
-
     store = Store(partition_maker(clock), settle_placements, is_shared=is_shared)
-    store.ids.on_new_nodes = warn_of_new_nodes
+    store.ids.on_new_nodes = partial(warn_of_new_nodes, keys)
     limits = Limits(
         writers=settings.writers,
         flush_batches=settings.flush_batches,
