@@ -219,8 +219,9 @@ class Ledger:
         said = self.command("disputes", "open", "--owner", dispute.team, *days, "--reason", "not ours", ends=(0, 2))
         if number := re.search(r"dispute (\d+) is open", said):
             decision = ("--accept", "--to", f"team={dispute.to}", "--note", "so it is")
-            # What only adjustments charge is refused: they are no time that could move.
-            self.command("disputes", "resolve", number[1], *decision, ends=(0, 2))
+            if not self.command("disputes", "resolve", number[1], *decision, ends=(0, 2)):
+                # Refused to a team that only adjustments charge: they are no time that could move.
+                self.command("disputes", "resolve", number[1], "--reject", "--note", "no time to move")
 
     def tell_rules(self, rules: Sequence[Rule]) -> None:
         def table(pairs: Sequence[tuple[str, str]]) -> str:

@@ -1,0 +1,116 @@
+"""Each address, mail and column that says an amount is compared somewhere, or has a reason not to be.
+
+`test_surfaces` compares them, and walks commands and tools; what is added to a list of the product fails here until
+somebody says where its amounts are compared.
+"""
+
+import inspect
+
+from gpuledger_collector.api import admission as routes
+from gpuledger_collector.export import cells, fair_share, focus, runs
+from gpuledger_collector.mcp import admission as assistants
+from gpuledger_collector.notifications import budget_mail, digest_mail, finding_mail
+from gpuledger_collector.storage.notifications.messages import Content
+
+ROUTES = {
+    "GET /": "test_surfaces.py: what teams are charged",
+    "GET /statements": "leads to the list of a month",
+    "GET /statements/{level}/{month}": "test_surfaces.py: what each owner pays",
+    "GET /statements/{level}/{owner:name}/{month}": "tests/pages/test_statement.py",
+    "GET /jobs": "tests/pages/test_site.py: the runs of the command",
+    "GET /jobs/{job:name}": "tests/pages/test_site.py: leads back to the overview",
+    "GET /trust": "asks the function that reconcile asks",
+    "GET /v1/chargeback": "test_surfaces.py: the rows of the command",
+    "GET /v1/budgets": "tests/postgres/budgets: what the command says",
+    "GET /v1/runs": "tests/postgres/runs/test_ways.py",
+    "GET /v1/disputes": "test_disputes.py: what was contested",
+    "GET /v1/disputes/{number}": "test_disputes.py: what was contested",
+    "POST /v1/disputes": "test_disputes.py: what was contested",
+    "POST /v1/disputes/{number}/answers": "test_disputes.py: what was contested",
+    "POST /v1/disputes/{number}/preview": "test_dispute_amounts.py: the difference of two ratings",
+    "POST /v1/disputes/{number}/resolution": "test_dispute_amounts.py: the difference of two ratings",
+    "POST /mcp": "test_surfaces.py: tools",
+    "GET /idle": "tests/postgres/findings: at the price book's rate",
+    "GET /v1/idle": "tests/postgres/findings: at the price book's rate",
+    "GET /anomalies": "tests/postgres/findings: differences to weeks before, not a bill",
+    "GET /v1/anomalies": "tests/postgres/findings: differences to weeks before, not a bill",
+    "GET /v1/recommendations": "tests/postgres/recommendations: estimates",
+    "GET /pools/{pool:name}": "tests/pages/test_pool.py: estimates of a backtest",
+    "GET /v1/scaling/{pool:name}": "advice at the price book's rate",
+}
+"""Ways in that say amounts, and where these are compared."""
+NO_AMOUNTS = """
+GET /demand, GET /docs, GET /healthz, GET /metrics, GET /openapi.json, GET /readyz, GET /v1/accelerators, GET /v1/audit,
+GET /v1/budgets/ack, POST /v1/budgets/ack, GET /v1/notifications/ack, POST /v1/notifications/ack, GET /v1/forecast,
+GET /v1/forecast/history, GET /v1/nodes, GET /v1/samples, GET /v1/series, POST /api/v1/write, POST /v1/batches,
+POST /v1/queue, POST /v1/runs/{workload:name}/progress
+"""
+MAILS = {
+    "budget_mail.write": "test_surfaces.py: what is spent",
+    "digest_mail.write": "amounts of the mails that it joins",
+    "finding_mail.idle": "tests/postgres/findings: at the price book's rate",
+    "finding_mail.anomaly": "tests/postgres/findings: differences to weeks before, not a bill",
+    "finding_mail.acted": "tests/postgres/findings: at the price book's rate",
+    "finding_mail.summary": "tests/postgres/findings: at the price book's rate",
+}
+COMPARED = {
+    *("cost", "cost_total", "cost_micro"),
+    *("cost_shared", "cost_nodes", "cost_cash", "cost_effective"),
+}
+"""Columns of the chargeback that test_surfaces or test_one_number compares."""
+COLUMNS_ELSEWHERE = {
+    "gpu_hours": "tests/oracle: hours to the nanosecond",
+    "gpu_hours_held_idle": "tests/unit/accounting/test_report.py",
+    "cost_held_idle": "test_one_number.py: waste of a corrected month",
+    "energy_kwh": "tests/scenarios",
+    "cost_list": "test_bill.py",
+    "cost_contracted": "test_bill.py",
+    "cost_compared": "test_bill.py",
+    "cost_waste": "test_boards.py",
+    "cost_adjustments": "test_true_up.py",
+}
+NAMES = {"currency", "correction_of", "billed", "cost_center", "gl_code", "co2e_grams", "notice", "exchange"}
+"""Columns of the chargeback that are no amounts of money, hours or energy."""
+
+
+def silent():
+    return {name.strip() for name in NO_AMOUNTS.replace("\n", " ").split(",")}
+
+
+def test_every_way_in_is_compared_or_has_no_amounts():
+    """A page or an address that is added fails here; one that is gone does, too."""
+    ways = {row.way_in for row in (*routes.ADMISSIONS, *assistants.ADMISSIONS)}
+    assert set(ROUTES) | silent() == ways, (set(ROUTES) | silent()) ^ ways
+    assert not set(ROUTES) & silent()
+
+
+def test_every_mail_is_compared():
+    """Functions of the modules of mails that write one."""
+    mails = set()
+    for module in (budget_mail, digest_mail, finding_mail):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            is_own = function.__module__ == module.__name__ and not name.startswith("_")
+            if is_own and inspect.signature(function, eval_str=True).return_annotation is Content:
+                mails.add(f"{module.__name__.rpartition('.')[2]}.{name}")
+    assert mails == set(MAILS), mails ^ set(MAILS)
+
+
+def test_every_column_of_the_chargeback_is_compared():
+    """In table, CSV, JSON and Parquet the columns are these."""
+    columns = {*cells.MEASURE_COLUMNS, *cells.ALLOCATION_COLUMNS, *cells.PART_COLUMNS, cells.NOTICE, cells.EXCHANGE}
+    assert columns <= COMPARED | set(COLUMNS_ELSEWHERE) | NAMES, columns - COMPARED - set(COLUMNS_ELSEWHERE) - NAMES
+    assert set(COLUMNS_ELSEWHERE) | NAMES <= columns, (set(COLUMNS_ELSEWHERE) | NAMES) - columns
+
+
+def test_every_amount_of_other_tables_is_compared():
+    """FOCUS, receipts and shares of pools: columns that hold money."""
+    assert {name for name in focus.COLUMNS if name.endswith("Cost")} == {
+        *("BilledCost", "EffectiveCost", "ContractedCost", "ListCost"),
+        *("PricingCurrencyEffectiveCost", "x_HeldIdleCost", "x_WasteCost"),
+    }, "test_surfaces.py, test_focus_check.py"
+    assert {name for name in fair_share.COLUMNS if "cost" in name} == {"cost_lent", "cost_borrowed"}, (
+        "test_fair_share.py"
+    )
+    assert {name for name in runs.RECEIPT_COLUMNS if "cost" in name} == {
+        *("cost", "cost_held_idle", "node_cost"),
+    }, "test_surfaces.py: a receipt"
