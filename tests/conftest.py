@@ -3,6 +3,7 @@ is built once a process, since that is costly.
 """
 
 import functools
+import gc
 import os
 import sys
 import tempfile
@@ -115,6 +116,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_finish() -> None:
-    """Where a collected test runs commands: tests of pure arithmetic start without typer."""
+    """Build commands once, where a collected test runs any: tests of pure arithmetic start without typer.
+
+    What was collected stays, so the collector of cyclic garbage need not look at its half a million objects again.
+    """
+    gc.freeze()
     if testing := sys.modules.get("typer.testing"):
         testing._get_command = command_of  # type: ignore[attr-defined]
+
+
+def pytest_unconfigure() -> None:
+    """Let the end of the process collect it: nanobind, of an extension module, complains of what it leaves."""
+    gc.unfreeze()
