@@ -212,12 +212,9 @@ def test_the_board_shows_what_the_command_prints(run, usage, dsn):
         sum(bands) for bands in zip(*([day["low"] for day in plan["days"]] for plan in plans), strict=True)
     ]
     points = [(plan["pool"]["name"], point) for plan in plans for point in plan["curve"]]
-    assert [(row["capacity"], row["on demand"], row["reserved"], row["spot"]) for row in curve] == [
-        (
-            f"{pool}: {point['gpus']} GPUs, {point['wait']:.0f} h wait",
-            *map(point.get, ("on_demand", "reserved", "spot")),
-        )
-        for pool, point in points
+    amounts = ("on_demand", "reserved", "spot")
+    assert [tuple(row.values()) for row in curve] == [
+        (pool, point["gpus"], pytest.approx(point["wait"]), *map(point.get, amounts), "USD") for pool, point in points
     ]
     serve, train = reserve
     assert (serve["reserve"], serve["currency"]) == (None, "USD")
@@ -237,7 +234,8 @@ def growth_cells(plan):
             ]
             covered = (ahead["backtest"] or {}).get("covered")
             judged = "unjudged" if covered is None else f"{100 * covered:.0f} %"
-            yield plan["pool"]["name"], team, entry["gpus"], ahead["days"], ahead["grown"], *bands, judged
+            span = f"{'quarter end, ' if ahead is entry['plan'] else ''}{ahead['days']} days"
+            yield plan["pool"]["name"], team, entry["gpus"], span, ahead["grown"], *bands, judged
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,11 @@ def test_missing_columns_and_files_are_one_sentence(run, written, tmp_path) -> N
     code, _, err = run("import", "usage", cut)
     assert code == 2
     assert "not a whole gzip file" in err
-    foreign = tmp_path / "latin.csv"
-    foreign.write_bytes(HEADER.encode() + "1,,café,1,,\n".encode("latin-1"))
-    code, _, err = run("import", "usage", foreign)
+    mixed = tmp_path / "mixed.csv"
+    mixed.write_bytes(HEADER.encode() + "1,,naïve,1,,\n".encode() + "2,,café,1,,\n".encode("latin-1"))
+    code, _, err = run("import", "usage", mixed)
     assert code == 2
-    assert "latin.csv:2: is not UTF-8" in err
+    assert "mixed.csv:3: is UTF-8 text up to here" in err
 
 
 def test_gzip_and_empty_starts(run, tmp_path, fleet) -> None:

@@ -61,12 +61,14 @@ def test_nothing_is_printed_to_standard_output(model, monkeypatch, capsys):
     assert output.err == "a package that prints\n"
 
 
-@pytest.mark.parametrize("name", ["chronos", "timesfm", "tirex"])
-def test_a_missing_package_is_named(name, model, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "needed"), [("chronos", "chronos-forecasting"), ("timesfm", r"timesfm\[torch\]"), ("tirex", "tirex-ts")]
+)
+def test_a_missing_package_is_named(name, needed, model, monkeypatch):
     """The sentence says what to install."""
     for package in ("torch", "chronos", "timesfm", "tirex"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"pip install 'gpuledger\[{name}\]'"):
+    with pytest.raises(ImportError, match=f"pip install '{needed}>="):
         getattr(foundation, name)(VALUES, 3_600_000, LEADS, QUANTILES)
 
 
