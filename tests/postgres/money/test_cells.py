@@ -35,7 +35,7 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.schema import metadata
 
 __all__ = ["rich"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SEED = int(os.environ.get("GPULEDGER_TEST_SEED") or random.SystemRandom().randrange(10**6))
 DRAWN = 1.0 if profiles.PROFILE == "long" else 0.15
