@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.grafana import (
     COUNT,
+    DURATION,
     EXACT,
     GREEN,
     MEANING,
@@ -43,6 +44,11 @@ THERE = f"({ACCELERATORS}) a"
 NODES = picked("a.node", "node")
 KEEP = ("datasource",)
 TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=KEEP),)
+NODE_OF_ROW = "var-node=${__data.fields[0]:percentencode}"
+TO_CELL = link(
+    "This GPU", "gpuledger-node", f"{NODE_OF_ROW}&var-accelerator=${{__field.name:percentencode}}", keep=KEEP
+)
+"""From a cell of the matrix of states, whose column has the name that the board of nodes gives to a GPU."""
 REASONS = (
     (0x4, "power cap (software)"),
     (0x8, "slowdown (hardware)"),
@@ -70,9 +76,9 @@ ERRORS = (
     "gpu_nvlink_replay_errors_total",
     "gpu_nvlink_recovery_errors_total",
 )
-LINK_ERRORS = ", ".join(f"'{name}'" for name in ERRORS if "pcie" in name or "nvlink" in name)
-"""Counters of retries, which healthy cards have too."""
-WORDS_OF_METRIC = "replace(regexp_replace(metric.name, '^gpu_|_total$', '', 'g'), '_', ' ')"
+SERIOUS = tuple(name for name in ERRORS if "pcie" not in name and "nvlink" not in name)
+"""Without the counters of retries, which healthy cards have too."""
+WORDS_OF_METRIC = "replace(regexp_replace(v.name, '^gpu_|_total$', '', 'g'), '_', ' ')"
 SLOWED = (
     "gpu_throttle_power_seconds_total",
     "gpu_throttle_thermal_seconds_total",
@@ -95,9 +101,22 @@ STATE_NOW = f"""CASE WHEN a.health = 'failed' THEN 'failed' WHEN a.health = 'deg
     WHEN {NOW_IDLE} THEN 'idle' WHEN {NOW_IDLE} IS NULL THEN 'activity unknown' ELSE 'busy' END"""
 
 
-def named(metrics: tuple[str, ...]) -> str:
-    """Metrics as rows of one column."""
-    return ", ".join(f"('{name}')" for name in metrics)
+def newest(metrics: tuple[str, ...]) -> str:
+    """An array of the newest values of metrics of a reading `l`.
+
+    Each is a scalar subquery, which Citus takes; it refuses a lateral one with a LIMIT.
+    """
+    values = (
+        f"""(SELECT s.value FROM gpu_state s
+            WHERE s.accelerator_id = l.accelerator_id AND s.metric = '{name}' ORDER BY s.at_ms DESC LIMIT 1)"""
+        for name in metrics
+    )
+    return f"ARRAY[{', '.join(values)}]"
+
+
+def listed(metrics: tuple[str, ...]) -> str:
+    """Metrics in quotes, with commas."""
+    return ", ".join(f"'{name}'" for name in metrics)
 
 
 def spread(column_name: str, size: int, unit: str) -> str:
@@ -107,19 +126,19 @@ def spread(column_name: str, size: int, unit: str) -> str:
     read. Bands between the lowest and the highest are all there, so that none is missing from the axis.
     """
     return f"""
-        WITH step AS (
+        WITH step AS MATERIALIZED (
             SELECT at_ms, least(at_ms + {QUARTER_MS}, at_ms + ({TO_MS} - {FROM_MS}) / {PARTS}) AS until_ms
             FROM generate_series({FROM_MS}, {TO_MS} - 1, greatest({MINUTE_MS}, ({TO_MS} - {FROM_MS}) / {PARTS})) at_ms
-        ), mean AS (
-            SELECT step.at_ms, floor(m.value / {size})::int AS band
-            FROM step CROSS JOIN {THERE} CROSS JOIN LATERAL (
-                SELECT m.{column_name} AS value FROM gpu_minute m
-                WHERE m.accelerator_id = a.id AND m.minute_ms >= step.at_ms - mod(step.at_ms, {MINUTE_MS})
+        ), chosen AS MATERIALIZED (
+            SELECT a.id FROM {THERE} WHERE {NODES}
+        ), mean AS MATERIALIZED (
+            SELECT step.at_ms, (SELECT floor(m.{column_name} / {size})::int FROM gpu_minute m
+                WHERE m.accelerator_id = l.accelerator_id AND m.minute_ms >= step.at_ms - mod(step.at_ms, {MINUTE_MS})
                     AND m.minute_ms < greatest(step.until_ms, step.at_ms + 1) AND m.{column_name} IS NOT NULL
-                ORDER BY m.minute_ms LIMIT 1) m
-            WHERE {NODES}
+                ORDER BY m.minute_ms LIMIT 1) AS band
+            FROM gpu_latest l CROSS JOIN step WHERE l.accelerator_id IN (SELECT id FROM chosen)
         ), seen AS (
-            SELECT at_ms, band, count(*) AS accelerators FROM mean GROUP BY 1, 2
+            SELECT at_ms, band, count(*) AS accelerators FROM mean WHERE band IS NOT NULL GROUP BY 1, 2
         ), band AS (
             SELECT generate_series(min(band), max(band)) AS band FROM seen
         )
@@ -253,7 +272,7 @@ BOARD = Board(
                 table(
                     "State of every GPU",
                     "A row a node, a column an index; of several MIG instances of a board, the one that needs most "
-                    "attention. A click opens the node. Unobserved: no reading for 15 minutes.",
+                    "attention. A click opens the GPU, or its node. Unobserved: no reading for 15 minutes.",
                     f"""
                   SELECT gpu.node, 'GPU ' || gpu.gpu_index AS gpu, min(gpu.state) AS state
                   FROM (SELECT coalesce(a.node, '?') AS node, a.gpu_index,
@@ -263,13 +282,11 @@ BOARD = Board(
                   GROUP BY gpu.node, gpu.gpu_index ORDER BY gpu.gpu_index, 1 LIMIT 20000
                   """,
                     "none",
-                    width=14,
+                    width=24,
                     height=10,
                     color_mode="palette-classic",
                     mappings=ATTENTION_WORDS,
-                    links=(
-                        link("This node", "gpuledger-node", "var-node=${__data.fields[0]:percentencode}", keep=KEEP),
-                    ),
+                    links=(TO_CELL,),
                     transformations=(
                         {
                             "id": "groupingToMatrix",
@@ -277,23 +294,16 @@ BOARD = Board(
                         },
                     ),
                     cell="color-background-solid",
-                    overrides=(column("node\\gpu", displayName="node", unit="string", width=90, cell="auto"),),
-                ),
-                bars(
-                    "The ten hottest GPUs",
-                    "By readings of the last 15 minutes; may be empty while agents are silent.",
-                    f"""
-                 SELECT {LANE} AS name, l.gpu_temperature_celsius AS celsius
-                 FROM gpu_latest l JOIN {THERE} ON a.id = l.accelerator_id
-                 WHERE {NODES} AND l.gpu_temperature_celsius IS NOT NULL AND {FRESH}
-                 ORDER BY 2 DESC, 1 LIMIT 10
-                 """,
-                    "celsius",
-                    width=10,
-                    height=10,
-                    limits=(0, 100),
-                    decimals=0,
-                    thresholds=((None, GREEN), (80, ORANGE), (90, VERMILION)),
+                    overrides=(
+                        column(
+                            "node\\gpu",
+                            displayName="node",
+                            unit="string",
+                            width=90,
+                            cell="auto",
+                            links=[link("This node", "gpuledger-node", NODE_OF_ROW, keep=KEEP)],
+                        ),
+                    ),
                 ),
             ),
         ),
@@ -307,37 +317,35 @@ BOARD = Board(
                     "ECC, row remapping, PCIe and NVLink above 0; throttled is the time that the driver has counted "
                     "since its start.",
                     f"""
+                  WITH chosen AS MATERIALIZED (SELECT a.id FROM {THERE} WHERE {NODES}),
+                  reading AS MATERIALIZED (
+                      SELECT l.*, {newest(ERRORS)} AS counts, {newest(SLOWED)} AS slowed_s
+                      FROM gpu_latest l WHERE l.accelerator_id IN (SELECT id FROM chosen)
+                  )
                   SELECT a.node, {INDEX} AS "GPU", {STATE_NOW} AS state, nullif(a.health_cause, '') AS cause,
                       error.text AS errors, slowed.seconds AS throttled, l.gpu_temperature_celsius AS temperature,
                       l.gpu_power_watts AS power, a.model
-                  FROM {THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = a.id
-                  LEFT JOIN LATERAL (
-                      SELECT string_agg({WORDS_OF_METRIC} || ' ' || s.value, ', ' ORDER BY metric.name) AS text,
-                          count(*) FILTER (WHERE metric.name NOT IN ({LINK_ERRORS})) AS serious
-                      FROM (VALUES {named(ERRORS)}) metric (name)
-                      CROSS JOIN LATERAL (SELECT value FROM gpu_state
-                          WHERE accelerator_id = a.id AND gpu_state.metric = metric.name
-                          ORDER BY at_ms DESC LIMIT 1) s
-                      WHERE s.value > 0
-                  ) error ON true
-                  LEFT JOIN LATERAL (
-                      SELECT sum(s.value) AS seconds FROM (VALUES {named(SLOWED)}) metric (name)
-                      CROSS JOIN LATERAL (SELECT value FROM gpu_state
-                          WHERE accelerator_id = a.id AND gpu_state.metric = metric.name
-                          ORDER BY at_ms DESC LIMIT 1) s
-                  ) slowed ON true
+                  FROM {THERE} LEFT JOIN reading l ON l.accelerator_id = a.id
+                  CROSS JOIN LATERAL (
+                      SELECT string_agg({WORDS_OF_METRIC} || ' ' || v.value, ', ' ORDER BY v.name) AS text,
+                          count(*) FILTER (WHERE v.name IN ({listed(SERIOUS)})) AS serious
+                      FROM unnest(ARRAY[{listed(ERRORS)}], l.counts) v (name, value) WHERE v.value > 0
+                  ) error
+                  CROSS JOIN LATERAL (SELECT sum(v.seconds) AS seconds FROM unnest(l.slowed_s) v (seconds)) slowed
                   WHERE {NODES}
                   ORDER BY array_position(ARRAY['failed', 'degraded'], a.health), error.serious = 0,
                       coalesce(slowed.seconds, 0) DESC, l.gpu_temperature_celsius DESC NULLS LAST, 1, 2 LIMIT 200
                   """,
                     "string",
-                    width=14,
+                    width=24,
                     height=10,
                     overrides=(
                         column("node", links=list(TO_NODE), width=90),
                         column("GPU", width=60),
                         column("state", mappings=[words()], cell="color-text", width=95),
-                        column("throttled", unit="s", width=80),
+                        column("cause", width=260),
+                        column("errors", width=330),
+                        column("throttled", unit=DURATION, width=100),
                         column("temperature", unit="celsius", decimals=0, width=100),
                         column("power", unit="watt", decimals=0, width=70),
                     ),
@@ -358,7 +366,7 @@ BOARD = Board(
                   ORDER BY {WATCHED} DESC, a.last_seen_at, 1 LIMIT 2000
                   """,
                     "string",
-                    width=10,
+                    width=24,
                     height=10,
                     overrides=(
                         column("node", links=list(TO_NODE), width=90),
@@ -366,9 +374,8 @@ BOARD = Board(
                         column("last seen", unit="dateTimeAsIso", width=150),
                         column(
                             "silent for",
-                            unit="s",
-                            decimals=0,
-                            width=85,
+                            unit=DURATION,
+                            width=105,
                             cell="color-text",
                             steps=((None, GREEN), (SILENT_S, ORANGE), (3600, VERMILION)),
                         ),
@@ -447,6 +454,22 @@ BOARD = Board(
         (
             "Temperature and power",
             (
+                bars(
+                    "The ten hottest GPUs",
+                    "By readings of the last 15 minutes; may be empty while agents are silent.",
+                    f"""
+                 SELECT {LANE} AS name, l.gpu_temperature_celsius AS celsius
+                 FROM gpu_latest l JOIN {THERE} ON a.id = l.accelerator_id
+                 WHERE {NODES} AND l.gpu_temperature_celsius IS NOT NULL AND {FRESH}
+                 ORDER BY 2 DESC, 1 LIMIT 10
+                 """,
+                    "celsius",
+                    width=24,
+                    height=8,
+                    limits=(0, 100),
+                    decimals=0,
+                    thresholds=((None, GREEN), (80, ORANGE), (90, VERMILION)),
+                ),
                 heatmap(
                     "Temperature of the fleet",
                     "Accelerators per band of 5 °C, each by its first known minute in each of 24 parts of the range.",
