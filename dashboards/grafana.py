@@ -50,9 +50,14 @@ Steps = tuple[tuple[float | None, str], ...]
 PLAIN: Steps = ((None, BLUE),)
 MONEY, HOURS, COUNT, RATIO = "locale", "locale", "locale", "percentunit"
 """`locale` writes numbers in full, with the reader's separators; the currency stands in the title."""
+DURATION = "dtdhms"
+"""Seconds as days and hours:minutes:seconds; `s` would say 4.66 weeks."""
 GAP_MS = 900_000
 EXACT = "none"
-"""Writes as many decimals as asked for, zeros included, which `locale` leaves out; it has no separators."""
+"""Writes as many decimals as asked for, zeros included, which `locale` leaves out; it has no separators.
+
+No unit of Grafana 9.3 has both, and a bill keeps its zeros.
+"""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Panel:
     transformations: tuple[Json, ...] = ()
     time_from: str = ""
     """A range of its own, such as `4d`, for what never fits into the board's."""
+    time_shift: str = ""
+    """How far that range lies before now; `/d` makes it whole days. The description says what range it is."""
 
     def as_json(self, number: int, x: int, y: int) -> Json:
         """The panel with its id and place."""
@@ -115,7 +122,9 @@ class Panel:
         if self.time_from:
             panel["timeFrom"] = self.time_from
             # Beside the title of a number there is no room for it; the description says it.
-            panel["hideTimeOverride"] = self.kind == "stat"
+            panel["hideTimeOverride"] = self.kind == "stat" or bool(self.time_shift)
+        if self.time_shift:
+            panel["timeShift"] = self.time_shift
         return panel
 
 
@@ -619,12 +628,20 @@ def source(name: str, label: str, plugin: str) -> Json:
 
 
 def chosen(
-    name: str, label: str, query: str, *, many: bool = True, description: str = "", on_range: bool = True
+    name: str,
+    label: str,
+    query: str,
+    *,
+    many: bool = True,
+    description: str = "",
+    on_range: bool = True,
+    hidden: bool = False,
 ) -> Json:
     """A variable with the values that a query gives. `many`: several or all; all is the text '*' in SQL.
 
     `on_range`: asks again whenever the range changes, and then takes the first value if the chosen one is not offered.
     Without it the query runs when the board is opened, and a value in the address stays, offered or not.
+    `hidden`: follows from other variables, so neither the reader nor an address chooses it.
     """
     variable: Json = {
         "name": name,
@@ -634,13 +651,13 @@ def chosen(
         "datasource": POSTGRES,
         "definition": _trimmed(query),
         "query": _trimmed(query),
-        "hide": 0,
+        "hide": 2 if hidden else 0,
         "includeAll": many,
         "multi": many,
         "options": [],
         "refresh": 2 if on_range else 1,
         "regex": "",
-        "skipUrlSync": False,
+        "skipUrlSync": hidden,
         "sort": 0,
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]} if many else {},
     }

@@ -243,7 +243,7 @@ def month_end(joined: str, where: str) -> str:
 
 ACCELERATORS = """
     SELECT a.id, a.uuid, a.model, a.gpu_index, a.gpu_micro, a.memory_bytes, a.health, a.health_cause, c.pool,
-        n.name AS node
+        c.in_ms, n.name AS node
     FROM accelerator a
     JOIN capacity c ON c.accelerator_id = a.id AND c.out_ms IS NULL
     LEFT JOIN node n ON n.id = c.node_id
@@ -261,6 +261,13 @@ STEPS = f"""generate_series({FROM_MS} / $__interval_ms * $__interval_ms, {TO_MS}
 """The steps of a chart: where a line has no row for a step, a null breaks it, and without one it goes straight on."""
 TOUCHED = f"u.hour_ms > {FROM_MS} - 3600000 AND u.hour_ms < {TO_MS}"
 """Hours of usage (`u`) that the range touches, also those in which it begins and ends."""
+NOW_MS = "(extract(epoch FROM now()) * 1000)::bigint"
+IN_RANGE = f"""(greatest(0, least(u.hour_ms + 3600000, {TO_MS}, {NOW_MS}) - greatest(u.hour_ms, {FROM_MS}))::numeric
+    / greatest(1, least(u.hour_ms + 3600000, {NOW_MS}) - u.hour_ms))"""
+"""The part of an hour of usage (`u`) that lies in the range: of an hour that goes on, of its time until now.
+
+An hour is the finest that is kept of holders for dashboards, so amounts of an hour are divided in this proportion.
+"""
 
 
 FATAL = ("gpu_xid_errors_total", "gpu_ecc_uncorrected_volatile_total")

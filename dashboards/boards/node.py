@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import (
+    DURATION,
     EXACT,
     RATIO,
     Board,
@@ -20,7 +21,9 @@ from dashboards.sql import (
     ACCELERATORS,
     FROM_MS,
     HIDDEN_SPAN,
+    IN_RANGE,
     INDEX,
+    NOW_MS,
     SPAN_COLUMNS,
     STEPS,
     TO_MS,
@@ -36,7 +39,13 @@ from gpuledger_common.catalog import HOT, METRICS
 
 LANE = f"'GPU ' || {INDEX}"
 THERE = f"({ACCELERATORS}) a"
-CHOSEN = f"{picked('a.node', 'node')} AND {picked('a.uuid', 'accelerator')}"
+BOARD_LANE = "'GPU ' || a.gpu_index"
+NAMED = f"coalesce({BOARD_LANE}, a.uuid)"
+CHOSEN = f"{picked('a.node', 'node')} AND ({picked(NAMED, 'accelerator')} OR {LANE} IN (${{accelerator:sqlstring}}))"
+"""A GPU is chosen by its name on the node, with all of its MIG instances, an instance by its own.
+
+The matrix of the fleet's board knows these names alone, and links to them.
+"""
 MINUTES = between("m.minute_ms")
 MOST_LINES = 10
 HOUR_MS, MOST_STEPS = 3_600_000, 200
@@ -79,6 +88,8 @@ def scaled() -> str:
     return ", ".join(rows)
 
 
+COUNTED_MS = f"(SELECT least(max(p.until_ms), {NOW_MS} - 900000) FROM conservation_check p)"
+"""Up to where usage is counted, but for the last 15 minutes, which may still be on their way."""
 LATEST = ", ".join(f"('{metric.name}', l.{metric.name}::float8)" for metric in HOT)
 
 NODES = f"""SELECT n.name FROM node n LEFT JOIN (
@@ -96,8 +107,10 @@ BOARD = Board(
         chosen(
             "accelerator",
             "GPU",
-            f"""SELECT a.uuid AS __value, {LANE} || ' (' || right(a.uuid, 8) || ')' AS __text
-            FROM {THERE} WHERE {picked("a.node", "node")} ORDER BY a.gpu_index, 1 LIMIT 1000""",
+            f"""SELECT s.name AS __value, s.name AS __text
+            FROM {THERE}, LATERAL (VALUES ({NAMED}), (CASE WHEN a.gpu_index IS NOT NULL THEN {LANE} END)) s (name)
+            WHERE {picked("a.node", "node")} AND s.name IS NOT NULL
+            GROUP BY s.name ORDER BY min(a.gpu_index), 1 LIMIT 1000""",
         ),
     ),
     (
@@ -106,10 +119,12 @@ BOARD = Board(
             (
                 timeline(
                     "State by hour",
-                    "The prevailing state of each hour: busy or idle while held, or not held; of several hours in "
-                    "ranges beyond eight days. At most 64 GPUs. A gap is not known, or not counted yet.",
+                    "The prevailing state of each hour: busy or idle while held, not held, or unobserved; of several "
+                    "hours in ranges beyond eight days. At most 64 GPUs. A gap is not counted yet, or before the GPU "
+                    "came.",
                     f"""
-                     WITH few AS (SELECT a.id, {LANE} AS lane FROM {THERE} WHERE {CHOSEN} ORDER BY 2, 1 LIMIT 64),
+                     WITH few AS (SELECT a.id, a.in_ms, {LANE} AS lane FROM {THERE} WHERE {CHOSEN}
+                         ORDER BY 3, 1 LIMIT 64),
                      step AS (SELECT at_ms - mod(at_ms, {STEP_MS}) AS at_ms
                          FROM generate_series({FROM_MS}, {TO_MS} - 1, {STEP_MS}) at_ms),
                      summed AS MATERIALIZED (
@@ -123,8 +138,16 @@ BOARD = Board(
                              AND u.hour_ms >= {FROM_MS} - mod({FROM_MS}, {STEP_MS})
                              AND u.hour_ms < {TO_MS} + {STEP_MS} AND s.ms > 0
                          GROUP BY 1, 2, 3),
+                     known AS (SELECT accelerator_id, at_ms, sum(ms) AS ms FROM summed GROUP BY 1, 2),
+                     every AS (
+                         TABLE summed UNION ALL
+                         SELECT few.id, step.at_ms, 'unobserved',
+                             least(step.at_ms + {STEP_MS}, {COUNTED_MS}) - greatest(step.at_ms, few.in_ms)
+                                 - coalesce(known.ms, 0)
+                         FROM step CROSS JOIN few
+                         LEFT JOIN known ON known.accelerator_id = few.id AND known.at_ms = step.at_ms),
                      prevailing AS (SELECT DISTINCT ON (accelerator_id, at_ms) accelerator_id, at_ms, state
-                         FROM summed ORDER BY accelerator_id, at_ms, ms DESC, state)
+                         FROM every WHERE ms > 0 ORDER BY accelerator_id, at_ms, ms DESC, state)
                      SELECT to_timestamp(greatest(step.at_ms, {FROM_MS}) / 1000) AS "time", few.lane AS metric,
                          {number_of("prevailing.state")} AS state
                      FROM step CROSS JOIN few
@@ -136,11 +159,12 @@ BOARD = Board(
                 ),
                 table(
                     "Holders",
-                    "Workloads that held the selected GPUs in the hours that the range touches, longest first.",
+                    "Workloads that held the selected GPUs in the range, longest first. Of an hour that lies in the "
+                    "range in part, the same part of its times counts.",
                     f"""
                   WITH held AS (
-                      SELECT {INDEX} AS gpu, u.workload_id, sum(u.held_ms) / 1000.0 AS held,
-                          sum(u.busy_ms) / 1000.0 AS busy, sum(u.idle_ms) / 1000.0 AS idle
+                      SELECT {INDEX} AS gpu, u.workload_id, sum(u.held_ms * {IN_RANGE}) / 1000 AS held,
+                          sum(u.busy_ms * {IN_RANGE}) / 1000 AS busy, sum(u.idle_ms * {IN_RANGE}) / 1000 AS idle
                       FROM {THERE} JOIN usage_hour u ON u.accelerator_id = a.id
                       WHERE {CHOSEN} AND {TOUCHED} AND u.workload_id IS NOT NULL
                       GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 200
@@ -150,14 +174,14 @@ BOARD = Board(
                   FROM held JOIN workload w ON w.id = held.workload_id {WORKLOAD_SPAN}
                   ORDER BY held.held DESC, 1, 2
                   """,
-                    "s",
+                    DURATION,
                     width=13,
                     overrides=(
                         column("GPU", unit="string", width=70),
                         column("workload", unit="string", links=to_workload()),
                         column("name", unit="string"),
                         column("user", unit="string", width=80),
-                        *(column(name, width=90, decimals=1) for name in ("held", "busy", "idle")),
+                        *(column(name, width=105) for name in ("held", "busy", "idle")),
                         *HIDDEN_SPAN,
                     ),
                 ),
@@ -219,10 +243,9 @@ BOARD = Board(
                 rolled("Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=16),
                 stat(
                     "Energy",
-                    "From the GPUs' own counters, of all hours that the range touches.",
-                    f"SELECT sum(u.energy_mj) / 3.6e9 AS energy FROM {THERE} JOIN usage_hour u ON u.accelerator_id "
-                    f"= a.id "
-                    f"WHERE {CHOSEN} AND {TOUCHED}",
+                    "From the GPUs' own counters. Of an hour that lies in the range in part, the same part counts.",
+                    f"SELECT sum(u.energy_mj * {IN_RANGE}) / 3.6e9 AS energy FROM {THERE} "
+                    f"JOIN usage_hour u ON u.accelerator_id = a.id WHERE {CHOSEN} AND {TOUCHED}",
                     "kwatth",
                     width=8,
                     height=8,

@@ -81,7 +81,10 @@ def asked(name: str, values: dict[str, str | list[str]], span: Range) -> Iterato
     known = variables(board)
     whole = span
     for panel in panels(board):
-        span = own_range(panel["timeFrom"], dt.datetime.now(dt.UTC)) if "timeFrom" in panel else whole
+        span = whole
+        if "timeFrom" in panel:
+            texts = [interpolated(panel.get(name, ""), known, values) for name in ("timeFrom", "timeShift")]
+            span = own_range(texts[0], dt.datetime.now(dt.UTC), texts[1]) or whole
         for target in panel["targets"]:
             if target["datasource"]["type"] != "postgres":
                 continue

@@ -48,11 +48,17 @@ def instant(text: str, now: dt.datetime, *, last: bool = False) -> dt.datetime:
     return at
 
 
-def own_range(text: str, now: dt.datetime) -> Range:
-    """The range of a panel that has its own: the last `4d`, or the next `+92d`."""
-    if text.startswith("+"):
-        return Range(now, instant(f"now{text}", now))
-    return Range(instant(f"now-{text}", now), now)
+def own_range(text: str, now: dt.datetime, shift: str = "") -> Range | None:
+    """The range of a panel that has its own: the last `4d`, the next `+92d`; then moved back, in whole days by `/d`.
+
+    None: text that Grafana calls an invalid override, and ignores.
+    """
+    if not re.match(r"\+?\d+\w", text) or (shift and not re.match(r"\d+\w", shift)):
+        return None
+    own = Range(now, instant(f"now{text}", now)) if text.startswith("+") else Range(instant(f"now-{text}", now), now)
+    if not shift:
+        return own
+    return Range(instant(f"now-{shift}", own.since), instant(f"now-{shift}", own.until, last=True))
 
 
 def seconds(interval: str) -> float:
