@@ -11,6 +11,9 @@ from dashboards.sql import MICRO
 CHOSEN = "r.currency = ${currency:sqlstring}"
 WINDOW = "of the window that the last search looked at"
 KEEP = ("datasource", "currency")
+CHOICES = ("currency", "pool", "model")
+TO_IDLE = link("Idle and right-sizing", "gpuledger-idle", "${datasource:queryparam}", keep=CHOICES)
+TO_IDLE_OF_TEAM = link("Idle and right-sizing", "gpuledger-idle", "${datasource:queryparam}", keep=(*CHOICES, "team"))
 TO_TEAM = link("Showback of this team", "gpuledger-team", "var-team=${__data.fields.team:percentencode}", keep=KEEP)
 
 
@@ -42,9 +45,9 @@ def numbers() -> tuple[Panel, ...]:
             decimals=0,
         ),
         stat(
-            "Saved by accepted advice ($currency)",
-            "By the ledger, since each was accepted: what was charged before against what was charged since. Below 0, "
-            "it cost more. May be empty until advice is accepted and measured.",
+            "Saved by advice ($currency)",
+            "Accepted advice, by the ledger, since each was accepted: what was charged before against what was charged "
+            "since. Below 0, it cost more. May be empty until advice is accepted and measured.",
             f"SELECT sum(r.realized_micro) / {MICRO} AS saved FROM recommendation r "
             f"WHERE {CHOSEN} AND r.state IN ('accepted', 'done')",
             MONEY,
@@ -54,7 +57,7 @@ def numbers() -> tuple[Panel, ...]:
             no_value="none yet",
         ),
         stat(
-            "Idle GPUs, each further day ($currency)",
+            "Idle GPUs, a day ($currency)",
             "What the GPUs of all open idle findings cost a day, held or free, whatever else is chosen. May be empty.",
             f"SELECT sum(r.per_day_micro) / {MICRO} AS cost FROM finding r "
             f"WHERE r.kind = 'idle' AND r.resolved_ms IS NULL AND {CHOSEN}",
@@ -62,6 +65,7 @@ def numbers() -> tuple[Panel, ...]:
             width=5,
             decimals=0,
             steps=((None, GREEN), (0.01, ORANGE)),
+            links=(TO_IDLE,),
         ),
     )
 

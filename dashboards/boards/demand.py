@@ -6,6 +6,7 @@ from dashboards.grafana import (
     BLUE,
     COUNT,
     EXACT,
+    GRAY,
     GREEN,
     MONEY,
     ORANGE,
@@ -17,7 +18,9 @@ from dashboards.grafana import (
     color,
     column,
     line,
+    link,
     series,
+    shares,
     stat,
     table,
 )
@@ -127,6 +130,7 @@ SCARCEST = stat(
     each_row=True,
 )
 
+TO_FLEET = link("State of every GPU", "gpuledger-fleet", "${datasource:queryparam}")
 AS_COMMAND = "As `gpuledger plan capacity` printed it today; may be empty: a plan needs 24 known days of demand."
 
 
@@ -149,20 +153,24 @@ EACH_HORIZON = """
     jsonb_array_elements((o.entry -> 'next') || jsonb_build_array(o.entry -> 'plan'))
         WITH ORDINALITY h (ahead, span)"""
 PLANS = (
-    series(
+    shares(
         "Demand to the end of the quarter",
-        f"Mean GPUs of each day, likely and in a band of 80 %; bands of several pools are added up. {AS_COMMAND}",
+        f"Mean GPUs a day in each week that is left, named by its Monday: likely, and the ends of each day's band of "
+        f"80 %. Bands of several pools are added up. {AS_COMMAND}",
         f"""
-       SELECT to_timestamp((p.plan ->> 'start_ms')::bigint / 1000 + (d.place - 1) * 86400) AS "time",
-           b.key AS metric, sum(b.value::float8) AS gpus
-       {planned(EACH_DAY)} GROUP BY 1, 2 ORDER BY 1, 2
+       WITH day AS (
+           SELECT (to_timestamp((p.plan ->> 'start_ms')::bigint / 1000 + (d.place - 1) * 86400)
+                   AT TIME ZONE 'UTC')::date AS date, b.key, sum(b.value::float8) AS gpus
+           {planned(EACH_DAY)} GROUP BY 1, 2)
+       SELECT to_char(date_trunc('week', date), 'MM-DD') AS week, avg(gpus) FILTER (WHERE key = 'low') AS low,
+           avg(gpus) FILTER (WHERE key = 'likely') AS likely, avg(gpus) FILTER (WHERE key = 'high') AS high
+       FROM day GROUP BY date_trunc('week', date) ORDER BY date_trunc('week', date)
        """,
         COUNT,
         height=9,
-        interval="1d",
         decimals=1,
-        time_from="+92d",
-        overrides=(line("likely", BLUE), *band("low", "high", SKY)),
+        grouped=True,
+        overrides=(color("low", SKY), color("likely", BLUE), color("high", GRAY)),
     ),
     table(
         "Cost of capacity against wait",
@@ -214,7 +222,7 @@ PLANS = (
           (ahead ->> 'grown')::float8 AS grown, {planned_band("growth", "grows", "grows, low", "grows, high")},
           {planned_band("gpu_hours", "GPU-hours", "GPU-hours, low", "GPU-hours, high")},
           coalesce(round(100 * (ahead -> 'backtest' ->> 'covered')::numeric) || ' %', 'unjudged') AS "in band"
-      {planned(EACH_HORIZON)} ORDER BY p.pool, o.place, h.span LIMIT 400
+      {planned(EACH_HORIZON)} ORDER BY p.pool, o.place, (ahead ->> 'days')::int, h.span LIMIT 400
       """,
         COUNT,
         width=24,
@@ -244,6 +252,7 @@ BOARD = Board(
                     NOW_HELD,
                     COUNT,
                     width=6,
+                    links=(TO_FLEET,),
                 ),
                 stat(
                     "Mean demand",

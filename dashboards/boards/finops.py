@@ -16,6 +16,7 @@ from dashboards.grafana import (
     SKY,
     VERMILION,
     Board,
+    Json,
     Panel,
     band,
     chosen,
@@ -30,6 +31,7 @@ from dashboards.grafana import (
     stat,
     table,
 )
+from dashboards.savings import TO_IDLE
 from dashboards.sql import (
     BILLED,
     CORRECTION,
@@ -51,6 +53,7 @@ from dashboards.sql import (
     TEAM,
     TO_MS,
     TODAY,
+    between,
     currency,
     datasource,
     date,
@@ -78,6 +81,8 @@ TO_TEAM = (
         keep=("datasource", "currency", "pool", "model"),
     ),
 )
+TO_BILL = link("The bill", "gpuledger-chargeback", "${datasource:queryparam}")
+TO_PROOF = link("The proof of each day", "gpuledger-pipeline", "${datasource:queryparam}")
 PARTS_OF_COST = (
     *("busy", "idle", "activity unknown", "node costs", "adjustments", "unallocated", "unavailable", "unobserved"),
     *("stranded", "unused commitments"),
@@ -99,9 +104,10 @@ NUMBERS = (
         f"SELECT {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}",
         MONEY,
         decimals=0,
+        links=(TO_IDLE,),
     ),
     stat(
-        "Waste, share of spend",
+        "Waste share",
         "Held idle, unallocated, stranded and unused cost over all cost.",
         f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM {LEDGER} l WHERE {CHOSEN}",
         RATIO,
@@ -109,9 +115,10 @@ NUMBERS = (
         decimals=1,
         steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)),
         limits=(0, 1),
+        links=(TO_IDLE,),
     ),
     stat(
-        "Held, share of capacity",
+        "Held share",
         "GPU-hours held by a workload over all GPU-hours; those of unused commitments are of no GPU.",
         "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} AND l.state <> 'commitment_unused'",
@@ -122,8 +129,8 @@ NUMBERS = (
         limits=(0, 1),
     ),
     stat(
-        "A busy GPU-hour ($currency)",
-        "All cost divided by busy hours: the true unit cost.",
+        "Busy hour, $currency",
+        "All cost divided by busy GPU-hours: the true unit cost.",
         f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
         EXACT,
@@ -131,14 +138,15 @@ NUMBERS = (
         decimals=2,
     ),
     stat(
-        "Unpriced GPU-hours",
-        "Usage without a rate: it is missing from every amount here.",
+        "Unpriced hours",
+        "GPU-hours of usage without a rate: it is missing from every amount here.",
         f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
         f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS} AND {OWN}",
         HOURS,
         width=3,
         decimals=1,
         steps=((None, GREEN), (0.1, ORANGE)),
+        links=(TO_BILL,),
     ),
     other_currencies(f"{DAYS} AND {POOLS} AND {MODELS}"),
 )
@@ -243,33 +251,67 @@ BUDGETS = f"""
     SELECT e.name AS budget, e.cost / nullif(e.amount_micro, 0) AS "part spent",
         least(1, greatest(0, (extract(epoch FROM now()) * 1000 - e.since_ms) / (e.until_ms - e.since_ms)))
             AS "time gone",
-        e.expected / nullif(e.amount_micro, 0) AS "at its end", e.cost / {MICRO} AS spent,
-        e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "expected", nullif(e.currency, '') AS currency,
+        e.expected / nullif(e.amount_micro, 0) AS "at run rate", e.cost / {MICRO} AS spent,
+        e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "run rate", nullif(e.currency, '') AS currency,
         (SELECT string_agg(a.rule || ' ' || a.percent || ' %: ' || a.state, ', ' ORDER BY a.rule, a.percent)
             FROM budget_alert a WHERE a.budget_id = e.id AND a.period_start_ms = e.since_ms) AS thresholds,
         coalesce((SELECT string_agg(o.key || ' ' || o.value, ', ' ORDER BY o.key) FROM jsonb_each_text(e.owner) o),
             'the whole fleet') AS owner,
         CASE e.measure WHEN 'total' THEN 'total cost' WHEN 'gpu_hours' THEN 'GPU-hours' ELSE 'direct cost' END
-            AS "of what"
+            AS "of what", coalesce(e.owner ->> 'team', '$__all') AS team
     FROM ending e ORDER BY 2 DESC NULLS LAST, 1 LIMIT 200
 """
 HOUR_BUDGETS = BUDGETS.replace(IN_MONEY, "measure = 'gpu_hours'")
 BURN_UP = f"""
     WITH {BUDGET_PERIODS}, {BUDGET_DAYS}, chosen AS (
-        SELECT * FROM ending WHERE name = ${{budget:sqlstring}} ORDER BY id LIMIT 1
+        SELECT ending.*, greatest(since_ms, coalesce((SELECT max(until_ms) FROM conservation_check), 0)) AS known_ms
+        FROM ending WHERE name = ${{budget:sqlstring}} ORDER BY id LIMIT 1
     ), day AS (
-        SELECT p.day_ms, c.*, coalesce(with_shares, 1) * sum(coalesce(spent.cost, 0)) OVER (ORDER BY p.day_ms)
-                AS sum_micro,
-            least(1, (p.until_ms - c.since_ms)::numeric / (c.until_ms - c.since_ms)) AS gone
+        SELECT {date("p.day_ms")} AS date, coalesce(with_shares, 1)
+                * sum(coalesce(spent.cost, 0)) OVER (ORDER BY p.day_ms) AS sum_micro
         FROM chosen c JOIN conservation_check p ON p.day_ms >= c.since_ms AND p.day_ms < c.until_ms
         LEFT JOIN spent ON spent.id = c.id AND spent.day_ms = p.day_ms
+    ), every AS (
+        SELECT c.*, d::date AS date, day.sum_micro,
+            least(1, ({local("(d::date + 1)::timestamp")} - c.since_ms)::numeric / (c.until_ms - c.since_ms)) AS gone,
+            least(1, ({local("(d::date + 1)::timestamp")} - c.known_ms)::numeric / nullif(c.until_ms - c.known_ms, 0))
+                AS part
+        FROM chosen c CROSS JOIN LATERAL generate_series({date("c.since_ms")}::timestamp,
+            {date("(c.until_ms - 1)")}::timestamp, interval '1 day') d
+        LEFT JOIN day ON day.date = d::date
+    ), drawn AS (
+        SELECT {drawn("l.date")} AS at, l.*, l.cost + (l.expected - l.cost) * l.part AS heading,
+            l.either_way * sqrt(l.part) AS around FROM every l
     )
-    SELECT {drawn(date("l.day_ms"))} AS "time", s.name AS metric, s.micro / {MICRO} AS cost
-    FROM day l, LATERAL (VALUES ('spent', l.sum_micro), ('even pace', l.amount_micro * l.gone),
-        ('budget', l.amount_micro), ('end, low', greatest(l.cost, l.expected - l.either_way)),
-        ('end, high', l.expected + l.either_way)) s (name, micro)
-    WHERE {DAYS} AND s.micro IS NOT NULL ORDER BY 1, 2
+    SELECT l.at AS "time", s.name AS metric, s.micro / {MICRO} AS cost
+    FROM drawn l, LATERAL (VALUES ('spent', l.sum_micro), ('even pace', l.amount_micro * l.gone),
+        ('budget', l.amount_micro), ('run rate', CASE WHEN l.part >= 0 THEN l.heading END),
+        ('low', CASE WHEN l.part >= 0 THEN greatest(l.cost, l.heading - l.around) END),
+        ('high', CASE WHEN l.part >= 0 THEN l.heading + l.around END)) s (name, micro)
+    WHERE {between("extract(epoch FROM l.at) * 1000")} AND s.micro IS NOT NULL ORDER BY 1, 2
 """
+OWN_PERIOD = f"""
+    WITH {BUDGET_PERIODS}, chosen AS (
+        SELECT {date("since_ms")} AS first, {date("(until_ms - 1)")} AS last FROM b
+        WHERE name = ${{budget:sqlstring}} ORDER BY id LIMIT 1
+    )"""
+BUDGET_AXIS = (
+    chosen(
+        "budget_days",
+        "Days of the budget",
+        f"{OWN_PERIOD} SELECT last - first FROM chosen",
+        many=False,
+        hidden=True,
+    ),
+    chosen(
+        "budget_gone",
+        "Days since its begin",
+        f"{OWN_PERIOD} SELECT greatest(0, (now() AT TIME ZONE 'UTC')::date - first) FROM chosen",
+        many=False,
+        hidden=True,
+    ),
+)
+"""From now on so many days, moved back by those that are gone: the period of the chosen budget, to its end."""
 ANOMALIES = f"""
     SELECT coalesce(nullif(f.team, ''), f.subject) AS "who", f.cost_micro / {MICRO} AS cost,
         f.per_day_micro / {MICRO} AS "cost a day", f.currency, f.state AS kind,
@@ -297,8 +339,26 @@ ANOMALY_WORDS = {
 TOP_MODEL = leading("l.gpu_model", f"{LEDGER} l", CHOSEN, "l.cost_micro")
 
 
-def budget_table(title: str, text: str, query: str) -> Panel:
-    """A table of budgets in one unit, which its title says."""
+RUN_RATE = (
+    "Run rate: its end by the mean of the last 28 full days. The overview and mails state a forecast, which knows the "
+    "days of the week; it can differ."
+)
+TO_BURN_UP = link(
+    "Burn-up of this budget",
+    "gpuledger-finops",
+    "var-budget=${__data.fields.budget:percentencode}&var-currency=${__data.fields.currency:percentencode}",
+    keep=("datasource", "pool", "model"),
+)
+TO_OWNER = link(
+    "Showback of its team",
+    "gpuledger-team",
+    "var-team=${__data.fields.team:percentencode}",
+    keep=("datasource", "currency", "pool", "model"),
+)
+
+
+def budget_table(title: str, text: str, query: str, links: list[Json]) -> Panel:
+    """A table of budgets in one unit, which its title says; `links` of a budget's name."""
     return table(
         title,
         text,
@@ -308,7 +368,8 @@ def budget_table(title: str, text: str, query: str) -> Panel:
         height=6,
         decimals=0,
         overrides=(
-            column("budget", unit="string"),
+            column("budget", unit="string", links=links),
+            column("team", **{"custom.hidden": True}),
             column("owner", unit="string"),
             column("of what", unit="string", width=100),
             column("currency", unit="string", width=78),
@@ -322,7 +383,7 @@ def budget_table(title: str, text: str, query: str) -> Panel:
                     cell="color-text",
                     steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
                 )
-                for name in ("part spent", "at its end")
+                for name in ("part spent", "at run rate")
             ),
         ),
     )
@@ -346,6 +407,7 @@ BOARD = Board(
             many=False,
             description="Whose burn-up is drawn",
         ),
+        *BUDGET_AXIS,
     ),
     (
         ("The range", NUMBERS),
@@ -387,7 +449,7 @@ BOARD = Board(
                     decimals=0,
                 ),
                 stat(
-                    "Covered by commitments",
+                    "Under commitment",
                     "Part of all capacity that a commitment paid for, whatever pool and model are chosen; 0 % without "
                     "commitments.",
                     COVERED,
@@ -417,6 +479,7 @@ BOARD = Board(
                     steps=((None, VERMILION), (1, GREEN)),
                     width=3,
                     limits=(0, 1),
+                    links=(TO_PROOF,),
                 ),
                 stat(
                     "Teams",
@@ -513,20 +576,24 @@ BOARD = Board(
             (
                 series(
                     "Burn-up of $budget ($currency)",
-                    "Spent by the end of each day of the budget's period, against an even pace and the amount. The "
-                    "band is where the period should end, by the pace of the last 28 full days (80 %). May be empty "
-                    "until budgets are declared.",
+                    "From the first to the last day of the budget's period, whatever range is chosen: spent by the end "
+                    "of each day, against an even pace and the amount, and where it ends by the pace of the last 28 "
+                    "full days, with a band of 80 %: a run rate, while the overview and mails state a forecast. May be "
+                    "empty until budgets are declared.",
                     BURN_UP,
                     MONEY,
                     width=24,
                     height=9,
                     interval="1d",
                     decimals=0,
+                    time_from="+${budget_days}d",
+                    time_shift="${budget_gone}d/d",
                     overrides=(
                         color("spent", BLUE),
                         line("even pace", GRAY),
                         line("budget", VERMILION),
-                        *band("end, low", "end, high", SKY),
+                        line("run rate", SKY),
+                        *band("low", "high", SKY),
                     ),
                 ),
                 table(
@@ -555,14 +622,16 @@ BOARD = Board(
                     "Budgets in money",
                     "This period's spend against each budget in money, whatever currency, pool and model are chosen; "
                     "on total cost with the shares of common costs as last computed. More spent than time has passed "
-                    "is the sign to look. May be empty until budgets are declared.",
+                    f"is the sign to look. {RUN_RATE} May be empty until budgets are declared.",
                     BUDGETS,
+                    [TO_BURN_UP, TO_OWNER],
                 ),
                 budget_table(
                     "Budgets (GPU-hours)",
                     "GPU-hours held this period against each budget in GPU-hours, priced or not, whatever currency, "
-                    "pool and model are chosen. Empty unless one is declared.",
+                    f"pool and model are chosen. {RUN_RATE} Empty unless one is declared.",
                     HOUR_BUDGETS,
+                    [TO_OWNER],
                 ),
             ),
         ),

@@ -106,7 +106,7 @@ BOARD = Board(
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {CURRENCY}",
                     EXACT,
-                    width=3,
+                    width=6,
                     decimals=2,
                 ),
                 stat(
@@ -115,7 +115,7 @@ BOARD = Board(
                     f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
                     EXACT,
-                    width=3,
+                    width=6,
                     decimals=1,
                 ),
                 stat(
@@ -124,7 +124,7 @@ BOARD = Board(
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
                     RATIO,
-                    width=3,
+                    width=6,
                     decimals=1,
                     steps=IDLE_STEPS,
                     limits=(0, 1),
@@ -135,7 +135,7 @@ BOARD = Board(
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
                     f"WHERE {CHOSEN} AND {OR_UNPRICED} AND l.state = 'unallocated' AND {OWN}",
                     EXACT,
-                    width=3,
+                    width=6,
                     decimals=1,
                 ),
                 stat(
@@ -143,7 +143,7 @@ BOARD = Board(
                     "Held accelerators whose latest reading shows no activity.",
                     f"SELECT count(*) AS accelerators {HELD_NOW} AND {NOW_IDLE}",
                     COUNT,
-                    width=3,
+                    width=6,
                     steps=((None, GREEN), (1, ORANGE)),
                 ),
                 stat(
@@ -151,7 +151,7 @@ BOARD = Board(
                     "Held accelerators on which no process runs now, by the driver's list of processes.",
                     f"SELECT count(*) AS accelerators {UNUSED_NOW}",
                     COUNT,
-                    width=3,
+                    width=6,
                     steps=((None, GREEN), (1, ORANGE)),
                 ),
                 stat(
@@ -159,10 +159,10 @@ BOARD = Board(
                     "Accelerators that nobody holds, with a process or activity of 5 % and more; of all teams.",
                     f"SELECT count(*) AS accelerators {UNHELD_USE}",
                     COUNT,
-                    width=3,
+                    width=6,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
-                other_currencies(f"{CHOSEN}", width=3),
+                other_currencies(f"{CHOSEN}", width=6),
             ),
         ),
         ("To save", (*savings.numbers(), savings.advice())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.grafana import (
     COUNT,
+    DURATION,
     GREEN,
     ORANGE,
     PROMETHEUS,
@@ -89,10 +90,10 @@ BOARD = Board(
                 ),
                 stat("Power", "Sum of the devices' power.", promql(f"sum(gpu_power_watts{GPU})", "power"), "watt"),
                 stat(
-                    "Oldest undelivered batch",
+                    "Oldest batch waiting",
                     "Age of the oldest batch in an agent's spool.",
                     promql("max(gpuledger_agent_oldest_undelivered_seconds)", "age"),
-                    "s",
+                    DURATION,
                     steps=((None, GREEN), (300, ORANGE), (3600, VERMILION)),
                 ),
                 stat(

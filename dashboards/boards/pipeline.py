@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from dashboards.grafana import COUNT, EXACT, GREEN, ORANGE, RATIO, VERMILION, Board, column, link, series, stat, table
+from dashboards.grafana import (
+    COUNT,
+    DURATION,
+    EXACT,
+    GREEN,
+    ORANGE,
+    RATIO,
+    VERMILION,
+    Board,
+    column,
+    link,
+    series,
+    stat,
+    table,
+)
 from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, HOLDS, UNWATCHED, datasource, date, drawn, leading, node, picked
 
 NODES = picked("n.name", "node")
@@ -43,9 +57,8 @@ BOARD = Board(
                     "Longest silence",
                     "Since the last sign of life of the most silent node.",
                     f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {WATCHED}",
-                    "s",
+                    DURATION,
                     width=3,
-                    decimals=0,
                     steps=((None, GREEN), (300, ORANGE), (3600, VERMILION)),
                 ),
                 stat(
@@ -161,7 +174,7 @@ BOARD = Board(
                         column("unaccounted", cell="color-text", steps=NONE_IS_GOOD),
                         column("dropped", cell="color-text", steps=NONE_IS_GOOD),
                         column("dead", cell="color-text", steps=NONE_IS_GOOD),
-                        column("newest sample", unit="s"),
+                        column("newest sample", unit=DURATION),
                         column("last seen", unit="time:YYYY-MM-DD HH:mm:ss", width=155),
                     ),
                 ),

@@ -21,6 +21,7 @@ from dashboards.grafana import (
     stat,
     table,
 )
+from dashboards.savings import TO_IDLE_OF_TEAM
 from dashboards.sql import (
     BILLED,
     CORRECTION,
@@ -119,7 +120,7 @@ BOARD = Board(
                     decimals=2,
                 ),
                 stat(
-                    "Idle, of known activity",
+                    "Idle, of known time",
                     "Idle hours over all hours with known activity.",
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
@@ -127,6 +128,7 @@ BOARD = Board(
                     decimals=1,
                     steps=IDLE_STEPS,
                     limits=(0, 1),
+                    links=(TO_IDLE_OF_TEAM,),
                 ),
                 stat(
                     "Energy (kWh) and CO2e (kg)",

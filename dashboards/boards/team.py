@@ -11,6 +11,7 @@ from dashboards.grafana import (
     RATIO,
     VERMILION,
     Board,
+    chosen,
     codes,
     column,
     link,
@@ -19,6 +20,7 @@ from dashboards.grafana import (
     stat,
     table,
 )
+from dashboards.savings import TO_IDLE_OF_TEAM
 from dashboards.sql import (
     ACCELERATORS,
     BILLED,
@@ -68,7 +70,9 @@ IDLE_WORDS = {
     "data_starved": "waits for data",
     "underused": "needs less",
 }
-HELD = f"{DAYS} AND {BILLED} AND {TEAMS} AND {POOLS} AND {MODELS}"
+PERSON = "coalesce(nullif(o.user_name, ''), '(unattributed)')"
+PEOPLE = picked(PERSON, "person")
+HELD = f"{DAYS} AND {BILLED} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}"
 PRICED = f"{HELD} AND {CURRENCY}"
 TO_WORKLOAD = to_workload("currency")
 TO_PROJECT = (
@@ -76,6 +80,14 @@ TO_PROJECT = (
         "Research by project",
         "gpuledger-research",
         "var-project=${__data.fields.project:percentencode}",
+        keep=("datasource", "currency", "team", "pool", "model"),
+    ),
+)
+TO_PERSON = (
+    link(
+        "This person's projects and workloads",
+        "gpuledger-team",
+        "var-person=${__data.fields.user:percentencode}",
         keep=("datasource", "currency", "team", "pool", "model"),
     ),
 )
@@ -119,7 +131,7 @@ SHARES = f"""
 """
 """What each team had of its shares of pools: `chargeback --by share` in the range, for pools of the inventory."""
 TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
-MONTH = month_end(OWNER, f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {POOLS} AND {MODELS}")
+MONTH = month_end(OWNER, f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}")
 FINDING_TEAM = "coalesce(nullif(f.team, ''), '(unattributed)')"
 GIVE_BACK = f"""
     FROM finding f LEFT JOIN workload w ON w.id = f.workload_id
@@ -134,7 +146,14 @@ BOARD = Board(
     "gpuledger-team",
     "GPU Ledger / Team showback",
     "What a team held, what it cost, and what of it did nothing.",
-    (datasource(), currency(), team(), pool(), model()),
+    (
+        datasource(),
+        currency(),
+        team(),
+        chosen("person", "Person", f"SELECT DISTINCT {PERSON} FROM owner o ORDER BY 1"),
+        pool(),
+        model(),
+    ),
     (
         (
             "The range",
@@ -152,6 +171,7 @@ BOARD = Board(
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
                     MONEY,
                     decimals=0,
+                    links=(TO_IDLE_OF_TEAM,),
                 ),
                 stat(
                     "GPU-hours held",
@@ -162,7 +182,7 @@ BOARD = Board(
                     decimals=0,
                 ),
                 stat(
-                    "Idle, of known activity",
+                    "Idle, of known time",
                     "Idle hours over all hours with known activity.",
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
@@ -170,6 +190,7 @@ BOARD = Board(
                     decimals=1,
                     steps=IDLE_STEPS,
                     limits=(0, 1),
+                    links=(TO_IDLE_OF_TEAM,),
                 ),
                 stat(
                     "Energy (kWh) and CO2e (kg)",
@@ -320,9 +341,9 @@ BOARD = Board(
                 ),
                 table(
                     "People ($currency)",
-                    "Users of the chosen teams, as the owner rules name them.",
+                    "Users of the chosen teams, as the owner rules name them; a name chooses that person above.",
                     f"""
-                  SELECT coalesce(nullif(o.user_name, ''), '(unattributed)') AS "user",
+                  SELECT {PERSON} AS "user",
                       sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
@@ -332,7 +353,7 @@ BOARD = Board(
                     MONEY,
                     decimals=0,
                     overrides=(
-                        column("user", unit="string"),
+                        column("user", unit="string", links=list(TO_PERSON)),
                         column("correction of", unit="string"),
                         column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
                     ),

@@ -178,7 +178,7 @@ BOARD = Board(
                     decimals=1,
                 ),
                 stat(
-                    "Busy, part of known activity",
+                    "Busy, of known time",
                     "Busy hours over the hours whose activity is known.",
                     "SELECT sum(l.busy_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {CHARGES} l {MINE} WHERE {RANGE} AND {OWN}",

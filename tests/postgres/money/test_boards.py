@@ -193,11 +193,11 @@ def test_shares_of_the_spend(boards):
     """Waste over spend, held over capacity, and what a busy hour costs by the hours of its own activity."""
     rows, total = boards.bill()
     (waste,) = [row for row in boards.of_all_currencies()["waste"] if row["currency"] == boards.currency]
-    share = boards.number("finops", "Waste, share of spend")
+    share = boards.number("finops", "Waste share")
     assert share == pytest.approx(Decimal(waste["waste_cost_micro"]) / total["cost_micro"])
     own = [row for row in rows if not row["correction_of"] and row["team"] != "(commitment_unused)"]
     held = hours([row for row in own if row["team"] not in NOBODY])
-    assert boards.number("finops", "Held, share of capacity") == pytest.approx(held / hours(own))
+    assert boards.number("finops", "Held share") == pytest.approx(held / hours(own))
     days = boards.panel("team", "GPU-hours a day, by activity")
     busy = summed([row for row in days if row["metric"] == "busy"], "hours")
     everything = boards.of_all_currencies()["rows"]
@@ -211,7 +211,7 @@ def test_hours(boards):
     everything = [row for row in boards.of_all_currencies()["rows"] if not row["correction_of"]]
     unpriced = [row for row in everything if row["currency"] is None]
     mine = [row for row in everything if row["currency"] in {boards.currency, None}]
-    assert boards.number("finops", "Unpriced GPU-hours") == pytest.approx(hours(unpriced))
+    assert boards.number("finops", "Unpriced hours") == pytest.approx(hours(unpriced))
     days = boards.panel("chargeback", "Day by day")
     seen = [row for row in everything if row["team"] != "(commitment_unused)"]
     assert summed(days, "capacity") + summed(days, "imported") == pytest.approx(hours(seen))
@@ -257,7 +257,7 @@ HERE = {
     *(("idle", f"{what} ($currency)") for what in ("Held idle cost", "Idle by team")),
     ("idle", "Workloads that cost most held idle ($currency)"),
     *(("workload", f"{what} ($currency)") for what in ("Cost", "By GPU", "Held idle cost", "Cost a day")),
-    *(("finops", title) for title in ("Waste, share of spend", "Held, share of capacity", "Unpriced GPU-hours")),
+    *(("finops", title) for title in ("Waste share", "Held share", "Unpriced hours")),
     *(("idle", f"{what} ($currency)") for what in ("Idle GPU-hours", "Idle GPU-hours per day")),
     ("idle", "Unallocated GPU-hours ($currency)"),
     *(("team", title) for title in ("GPU-hours held", "GPU-hours a day, by activity")),
@@ -287,8 +287,8 @@ ELSEWHERE = {
         for title in (
             "To save",
             "Capacity to free",
-            "Saved by accepted advice",
-            "Idle GPUs, each further day",
+            "Saved by advice",
+            "Idle GPUs, a day",
             "Recommendations",
         )
     },
@@ -301,7 +301,7 @@ ELSEWHERE = {
     ("demand", "Outcome of the decisions"): "estimates",
     ("demand", "GPUs requested in queues"): "GPUs, which are kept in millionths",
     ("fleet", "Inventory"): "GPUs, which are kept in millionths",
-    ("finops", "A busy GPU-hour ($currency)"): "a quotient of amounts that are read here",
+    ("finops", "Busy hour, $currency"): "a quotient of amounts that are read here",
     ("research", "Experiments ($currency)"): "a part of the projects, of those with a tag",
     ("workload", "By number of GPUs ($currency)"): "a quotient: tests/dashboards/test_meaning.py",
 }
