@@ -11,6 +11,7 @@ from dashboards import build, grafana
 from fakes.boards import BOARDS, panels
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.storage.access.readers import READABLE
+from gpuledger_collector.storage.server.distribution import DISTRIBUTED
 from gpuledger_common.catalog import BY_NAME
 
 OUR_METRICS = re.compile(r"\bgpu_[a-z0-9_]+")
@@ -90,7 +91,9 @@ def test_variables_are_known_and_used(name):
     names = {one["name"] for one in board["templating"]["list"]}
     text = json.dumps([board["panels"], [one.get("query") for one in board["templating"]["list"]]])
     used = set(re.findall(r"\$\{(\w+)", text)) | set(re.findall(r"\$(?!__)(\w+)", text))
-    assert used - names - {"__url_time_range", "__data"} == set()
+    texts = [panel.get(name, "") for panel in panels(board) for name in ("timeFrom", "timeShift")]
+    used |= set(re.findall(r"\$\{(\w+)", " ".join(texts)))
+    assert used - names - {"__url_time_range", "__data", "__field"} == set()
     assert names - used == set()
 
 
@@ -154,6 +157,26 @@ def test_macro_arguments_hold_no_parenthesis():
     for name, panel in EVERY:
         for target in panel["targets"]:
             assert not re.search(r"\$__\w+\([^)]*\(", target.get("rawSql", "")), (name, panel["title"])
+
+
+def laterals(text):
+    """The lateral subqueries of a query."""
+    for found in re.finditer(r"\bLATERAL \(", text):
+        depth, at = 1, found.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[at], 0)
+            at += 1
+        yield text[found.end() : at - 1]
+
+
+def test_no_panel_takes_the_first_row_of_evidence_in_a_lateral_subquery():
+    """Citus refuses a LIMIT there over a table that it distributes; a scalar subquery says the same."""
+    texts = [(name, panel["title"], target.get("rawSql", "")) for name, panel in EVERY for target in panel["targets"]]
+    assert any(list(laterals(text)) for _, _, text in texts)
+    for name, title, text in texts:
+        for inner in laterals(text):
+            evidence = any(re.search(rf"\b{table}\b", inner) for table in DISTRIBUTED)
+            assert not (evidence and "LIMIT" in inner), (name, title)
 
 
 def test_colors_are_of_the_palette():

@@ -1,15 +1,17 @@
 """What numbers of the boards mean: unknown is never zero, a chart stays readable, and panels agree with each other."""
 
 import datetime as dt
+import json
 import re
 from collections import defaultdict
 from decimal import Decimal
 
 import psycopg
 import pytest
+from dashboards.grafana import STATES
 
 from fakes.boards import BOARDS, SPAN, UNTIL, asked, chosen, options
-from fakes.grafana import Range, expanded
+from fakes.grafana import Range, expanded, interpolated
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.services.run_report import compare_sizes
@@ -170,13 +172,41 @@ def test_a_chart_has_at_most_ten_series(ledger, board):
 def test_the_burn_up_ends_where_the_table_of_budgets_stands(ledger):
     """The last point of what is spent is the table's, and the amount is the budget's."""
     by_name = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money")}
-    lines = defaultdict(list)
-    for row in rows(ledger, "finops", "Burn-up of $budget ($currency)", budget="fleet"):
+    lines, days = defaultdict(list), defaultdict(list)
+    for row in burn_up(ledger, "fleet"):
         lines[row["metric"]].append(row["cost"])
+        days[row["metric"]].append(row["time"].date())
     assert lines["spent"][-1] == by_name["fleet"]["spent"] > 0
     assert lines["spent"] == sorted(lines["spent"])
     assert set(lines["budget"]) == {by_name["fleet"]["amount"]}
-    assert lines["end, low"][0] <= by_name["fleet"]["expected"] <= lines["end, high"][0]
+    assert lines["run rate"][-1] == pytest.approx(by_name["fleet"]["run rate"])
+    assert lines["low"][-1] <= lines["run rate"][-1] <= lines["high"][-1]
+
+
+def burn_up(connection, budget):
+    """The rows of the burn-up of a budget, over the range that its panel takes from that budget."""
+    board = BOARDS["finops"]
+    found = {variable["name"]: variable for variable in board["templating"]["list"]}
+    own = {}
+    for name in ("budget_days", "budget_gone"):
+        text = interpolated(found[name]["query"], found, {"budget": budget})
+        (own[name],) = (str(row[0]) for row in connection.execute(expanded(text, SPAN, 60).encode()))
+    return rows(connection, "finops", "Burn-up of $budget ($currency)", budget=budget, **own)
+
+
+def test_the_burn_up_reaches_from_the_first_to_the_last_day_of_the_period(ledger):
+    """Whatever range the board has: where the money ends is on the axis, and what is to come is no part of the past."""
+    today = dt.datetime.now(dt.UTC).date()
+    first = today.replace(month=(today.month - 1) // 3 * 3 + 1, day=1)
+    last = (first + dt.timedelta(days=95)).replace(day=1) - dt.timedelta(days=1)
+    days = defaultdict(list)
+    for row in burn_up(ledger, "fleet"):
+        days[row["metric"]].append(row["time"].date())
+    assert (
+        days["budget"] == days["even pace"] == [first + dt.timedelta(days=at) for at in range((last - first).days + 1)]
+    )
+    assert days["run rate"][-1] == days["low"][-1] == days["high"][-1] == last
+    assert days["run rate"][0] >= days["spent"][-1]
 
 
 def test_budgets_say_what_counts_and_in_which_unit(ledger):
@@ -188,7 +218,7 @@ def test_budgets_say_what_counts_and_in_which_unit(ledger):
         "vision in all": "total cost",
     }
     assert money["vision in all"]["spent"] == pytest.approx(money["vision"]["spent"] + 25)
-    assert money["vision in all"]["expected"] > money["vision"]["expected"]
+    assert money["vision in all"]["run rate"] > money["vision"]["run rate"]
     (hours,) = rows(ledger, "finops", "Budgets (GPU-hours)")
     held = ledger.execute(
         "SELECT sum(gpu_ns) / 3.6e12 FROM ledger_day l JOIN owner o ON o.id = l.owner_id WHERE o.team = 'vision' "
@@ -239,6 +269,109 @@ def test_marks_name_prices_closes_and_alerts(ledger):
     assert any(text.startswith("Price of ") and " USD" in text for text in texts["Prices"])
 
 
+def whole_hour(connection):
+    """A GPU, its node and the start of an hour in which one workload held it all the time, with measured energy."""
+    return connection.execute(
+        "SELECT u.hour_ms, n.name, 'GPU ' || a.gpu_index, u.energy_mj / 3.6e9 FROM usage_hour u "
+        "JOIN accelerator a ON a.id = u.accelerator_id "
+        "JOIN capacity c ON c.accelerator_id = a.id AND c.out_ms IS NULL JOIN node n ON n.id = c.node_id "
+        "WHERE u.held_ms = 3600000 AND u.workload_id IS NOT NULL AND u.energy_mj > 0 AND a.gpu_micro = 1000000 "
+        "ORDER BY 1 DESC, 2, 3 LIMIT 1 OFFSET 5"
+    ).fetchone()
+
+
+def minutes_of(hour_ms, first, last):
+    """The range from one minute of an hour to another."""
+    start = dt.datetime.fromtimestamp(hour_ms / 1000, dt.UTC)
+    return Range(start + dt.timedelta(minutes=first), start + dt.timedelta(minutes=last))
+
+
+def test_holders_and_energy_of_a_part_of_an_hour_are_that_part(ledger):
+    """A quarter of an hour is held for a quarter of an hour, and two parts are together the whole."""
+    hour_ms, node, gpu, kwh = whole_hour(ledger)
+
+    def held(first, last):
+        span = minutes_of(hour_ms, first, last)
+        return sum(row["held"] for row in rows(ledger, "node", "Holders", span=span, node=node, accelerator=[gpu]))
+
+    def energy(first, last):
+        span = minutes_of(hour_ms, first, last)
+        return float(rows(ledger, "node", "Energy", span=span, node=node, accelerator=[gpu])[0]["energy"])
+
+    assert held(15, 30) == 900
+    assert held(0, 20) + held(20, 60) == held(0, 60) == 3600
+    assert energy(0, 15) == pytest.approx(float(kwh) / 4)
+    assert energy(0, 60) == pytest.approx(float(kwh))
+
+
+def test_an_hour_that_was_mostly_unobserved_is_unobserved(ledger):
+    """33 minutes without evidence prevail over 27 busy ones, and an hour without any is no gap once it is counted."""
+    hour_ms, node, gpu, _ = whole_hour(ledger)
+    chosen_hours = {"span": minutes_of(hour_ms, 0, 60), "node": node, "accelerator": [gpu]}
+    unobserved = STATES.index("unobserved") + 1
+
+    def states(**choice):
+        return [row["state"] for row in rows(ledger, "node", "State by hour", **{**chosen_hours, **choice})]
+
+    this = (
+        "hour_ms = %s AND accelerator_id = (SELECT a.id FROM accelerator a JOIN capacity c ON c.accelerator_id = a.id "
+    )
+    this += "JOIN node n ON n.id = c.node_id WHERE n.name = %s AND 'GPU ' || a.gpu_index = %s AND c.out_ms IS NULL)"
+    (before,) = states()
+    assert before not in (None, unobserved)
+    times = "held_ms = held_ms * 27 / 60, busy_ms = busy_ms * 27 / 60, idle_ms = idle_ms * 27 / 60"
+    times += ", unknown_ms = unknown_ms * 27 / 60"
+    ledger.execute(f"UPDATE usage_hour SET {times} WHERE {this}", (hour_ms, node, gpu))
+    assert states() == [unobserved]
+    ledger.execute(f"DELETE FROM usage_hour WHERE {this}", (hour_ms, node, gpu))
+    assert states() == [unobserved]
+    not_come = minutes_of(int(UNTIL.timestamp() * 1000) + 5 * 3_600_000, 0, 60)
+    assert states(span=not_come) == [None]
+    ledger.execute("UPDATE capacity SET in_ms = %s WHERE out_ms IS NULL", (hour_ms + 3_600_000,))
+    assert states() == [None], "before the GPU came nobody is missed"
+
+
+def test_a_cell_of_the_fleet_opens_the_gpu_that_was_clicked(ledger):
+    """The matrix knows a GPU by its name on its node: that is what the board of the node offers and chooses."""
+    for cell in rows(ledger, "fleet", "State of every GPU"):
+        offered = options(ledger, BOARDS["node"], SPAN)
+        values = {**chosen(BOARDS["node"], offered, "all"), "node": cell["node"]}
+        (query,) = [
+            query
+            for query in asked("node", values | {"accelerator": [cell["gpu"]]}, SPAN)
+            if query.title == "Selected GPUs"
+        ]
+        shown = {f"GPU {row[0].split()[0]}" for row in ledger.execute(query.sql.encode())}
+        assert shown == {cell["gpu"]}
+    node = offered["node"][0]
+    names = {f"{cell['gpu']}" for cell in rows(ledger, "fleet", "State of every GPU") if cell["node"] == node}
+    assert names <= set(offered["accelerator"])
+
+
+def test_a_person_of_a_team_is_chosen_by_a_click(ledger):
+    """Cost, projects and workloads are then those of that person alone."""
+    people = {
+        row["user"]: row["cost"] for row in rows(ledger, "team", "People ($currency)") if not row["correction of"]
+    }
+    user, cost = max(people.items(), key=lambda person: person[1])
+    assert len(people) > 1
+    for title in ("Projects ($currency)", "People ($currency)"):
+        own = rows(ledger, "team", title, person=[user])
+        assert sum(row["cost"] for row in own if not row["correction of"]) == cost, title
+
+
+def test_demand_to_the_end_of_the_quarter_has_a_bar_for_each_week_that_is_left(ledger):
+    """However few they are: the days of a plan are all there is, and a week's bar is the mean of its days."""
+    days = [{"low": 1 + at, "likely": 2 + at, "high": 3 + at} for at in range(9)]
+    monday = dt.datetime(2026, 3, 2, tzinfo=dt.UTC)
+    plan = {"start_ms": int(monday.timestamp() * 1000), "days": days}
+    ledger.execute("DELETE FROM capacity_plan")
+    for name in ("one", "two"):
+        ledger.execute("INSERT INTO capacity_plan (pool, made_ms, plan) VALUES (%s, 0, %s)", (name, json.dumps(plan)))
+    shown = rows(ledger, "demand", "Demand to the end of the quarter")
+    assert [tuple(row.values()) for row in shown] == [("03-02", 8, 10, 12), ("03-09", 17, 19, 21)]
+
+
 def test_holders_are_those_of_the_hours_that_the_range_touches(ledger):
     """Of a range within an hour that hour's holders, and neither those of the next one nor none."""
     hour_ms, node, lane = ledger.execute(
@@ -275,7 +408,7 @@ def test_a_workload_does_not_last_beyond_now(ledger):
 def test_an_unused_commitment_is_no_capacity(ledger):
     """Its hours are paid; they neither add GPUs nor days without demand, as they did on the first boards."""
     titles = (("demand", "Mean demand"), ("demand", "Busiest day"), ("demand", "Headroom of the scarcest models"))
-    titles += (("demand", "Pools over the range"), ("finops", "Held, share of capacity"))
+    titles += (("demand", "Pools over the range"), ("finops", "Held share"))
     before = {title: rows(ledger, board, title) for board, title in titles}
     ledger.execute(
         "INSERT INTO ledger_day (day_ms, state, pool, gpu_model, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, "

@@ -59,14 +59,14 @@ def test_savings_and_recommendations_are_on_the_boards_of_money(ledger, board):
     assert (save["expected"], save["low"], save["high"]) == (5.5, 1, 8)
     (free,) = rows(ledger, board, "Capacity to free ($currency)", currency="USD")
     assert free["worth"] == 6
-    (saved,) = rows(ledger, board, "Saved by accepted advice ($currency)", currency="USD")
+    (saved,) = rows(ledger, board, "Saved by advice ($currency)", currency="USD")
     assert saved["saved"] == 7
     listed = rows(ledger, board, "Recommendations ($currency)", currency="USD")
     assert [(row["state"], row["saves"], row["advice"]) for row in listed] == [
         ("open", 5, ADVICE),
         ("accepted", 1, ADVICE),
     ]
-    (idle,) = rows(ledger, board, "Idle GPUs, each further day ($currency)", currency="USD")
+    (idle,) = rows(ledger, board, "Idle GPUs, a day ($currency)", currency="USD")
     total = "SELECT sum(per_day_micro) FROM finding WHERE kind = 'idle' AND resolved_ms IS NULL AND currency = 'USD'"
     ((micro,),) = ledger.execute(total).fetchall()
     assert idle["cost"] * MICRO == micro > 0

@@ -1,0 +1,108 @@
+"""What a reader sees of a board before any number: titles that are not cut, links, durations and whole axes."""
+
+import re
+
+import pytest
+
+from fakes.boards import BOARDS, panels
+
+EVERY = [(name, panel) for name, board in BOARDS.items() for panel in panels(board)]
+IDS = [f"{name}: {panel['title']}" for name, panel in EVERY]
+
+
+PIXELS = {
+    3.5: "ijl'",
+    4.0: "IJ",
+    4.5: "f ,/:.",
+    5.0: "()-",
+    5.5: "rt",
+    7.0: "sz",
+    7.5: "cFL",
+    8.0: "akovxyPTY",
+    8.5: "bdeghnpquES0123456789",
+    9.0: "ABKVXZ",
+    9.5: "CR",
+    10.0: "HNU",
+    10.5: "DGOQ",
+    11.0: "w",
+    11.5: "M",
+    13.0: "m%",
+    13.5: "W",
+}
+"""Letters by the pixels that they take in a title: measured in Grafana 9.4; of 40 titles none took over 3 pixels more."""
+
+
+def width(title):
+    """How many pixels a title takes."""
+    return sum(pixels for letter in title for pixels, letters in PIXELS.items() if letter in letters)
+
+
+def room(columns):
+    """The pixels that a panel of so many of 24 columns leaves to its title in a window of 1280; more is cut."""
+    return 52.3 * columns - 47
+
+
+@pytest.mark.parametrize(("name", "panel"), EVERY, ids=IDS)
+def test_no_title_is_longer_than_its_panel(name, panel):
+    """With a currency and a budget in the place of their variables."""
+    title = panel["title"].replace("$currency", "USD").replace("$budget", "a budget of a long name")
+    assert width(title) <= room(panel["gridPos"]["w"]), title
+
+
+def units(panel):
+    config = panel["fieldConfig"]
+    properties = [each for override in config["overrides"] for each in override["properties"]]
+    return [config["defaults"]["unit"], *(each["value"] for each in properties if each["id"] == "unit")]
+
+
+def test_durations_are_written_in_days_and_hours():
+    """Only the axis of a chart may choose its unit; elsewhere Grafana would write 4.66 weeks."""
+    written = {(name, panel["title"]): units(panel) for name, panel in EVERY if panel["type"] != "timeseries"}
+    assert [key for key, names in written.items() if set(names) & {"s", "m", "h", "d", "ms"}] == []
+    assert sum("dtdhms" in names for names in written.values()) >= 5
+
+
+def links(panel):
+    config = panel["fieldConfig"]
+    properties = [each for override in config["overrides"] for each in override["properties"]]
+    own = [link for each in properties if each["id"] == "links" for link in each["value"]]
+    return [link["url"] for link in [*config["defaults"]["links"], *own]]
+
+
+LEADS = {
+    ("finops", "Budgets in money"): "gpuledger-finops",
+    ("finops", "Budgets (GPU-hours)"): "gpuledger-team",
+    ("finops", "Waste ($currency)"): "gpuledger-idle",
+    ("finops", "Waste share"): "gpuledger-idle",
+    ("finops", "Unpriced hours"): "gpuledger-chargeback",
+    ("finops", "Reconciled"): "gpuledger-pipeline",
+    ("finops", "Idle GPUs, a day ($currency)"): "gpuledger-idle",
+    ("team", "People ($currency)"): "gpuledger-team",
+    ("team", "Held idle cost ($currency)"): "gpuledger-idle",
+    ("team", "Idle, of known time"): "gpuledger-idle",
+    ("research", "Idle, of known time"): "gpuledger-idle",
+    ("demand", "Held now"): "gpuledger-fleet",
+    ("fleet", "State of every GPU"): "gpuledger-node",
+}
+"""Panels that make a reader ask for more, and where a click leads; the numbers of other boards have theirs below."""
+
+
+def test_what_makes_a_reader_ask_leads_on():
+    """Budgets, people, cells and the numbers whose reasons are on another board."""
+    found = {(name, panel["title"]): links(panel) for name, panel in EVERY}
+    for key, uid in LEADS.items():
+        assert any(url.startswith(f"/d/{uid}?") for url in found[key]), key
+
+
+def test_a_cell_of_the_matrix_names_its_gpu():
+    """The name of a cell's column is that of the GPU; the node is in the first column of its row."""
+    (panel,) = [panel for name, panel in EVERY if panel["title"] == "State of every GPU"]
+    (url,) = [link["url"] for link in panel["fieldConfig"]["defaults"]["links"]]
+    assert "var-node=${__data.fields[0]:percentencode}" in url
+    assert "var-accelerator=${__field.name:percentencode}" in url
+
+
+def test_no_chart_reaches_far_beyond_what_it_draws():
+    """A fixed range in the future would be empty from the end of a quarter on."""
+    for name, panel in EVERY:
+        assert not re.match(r"\+\d", panel.get("timeFrom", "")), (name, panel["title"])
