@@ -116,6 +116,17 @@ OWN = "l.correction_of = ''"
 """Time of the range's own days, corrections of closed months left out."""
 CORRECTION = "nullif(l.correction_of, '') AS \"correction of\""
 """A column that keeps corrections in rows of their own."""
+AMOUNT_WIDTHS = tuple(
+    column(name, width=pixels)
+    for name, pixels in (
+        ("cost", 75),
+        ("held idle cost", 110),
+        ("GPU-hours", 95),
+        ("idle part", 80),
+        ("correction of", 110),
+    )
+)
+"""Of the columns of a table half a board wide, so that their heads are whole; its first column takes the rest."""
 _LINE = f"""{_COLUMNS}, gpu_ns, busy_ns, idle_ns, unknown_ns, accelerator_id, workload_id, start_ms, end_ms, node,
     energy_mj"""
 CHARGES = f"""(

@@ -33,6 +33,7 @@ from dashboards.grafana import (
 )
 from dashboards.savings import TO_IDLE
 from dashboards.sql import (
+    AMOUNT_WIDTHS,
     BILLED,
     CORRECTION,
     CURRENCY,
@@ -538,6 +539,7 @@ BOARD = Board(
                     decimals=0,
                     overrides=(
                         column("team", links=list(TO_TEAM), unit="string"),
+                        *AMOUNT_WIDTHS,
                         column("correction of", unit="string"),
                         column(
                             "idle part",

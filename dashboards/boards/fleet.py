@@ -345,7 +345,7 @@ BOARD = Board(
                         column("state", mappings=[words()], cell="color-text", width=95),
                         column("cause", width=260),
                         column("errors", width=330),
-                        column("throttled", unit=DURATION, width=100),
+                        column("throttled", unit=DURATION, width=115),
                         column("temperature", unit="celsius", decimals=0, width=100),
                         column("power", unit="watt", decimals=0, width=70),
                     ),

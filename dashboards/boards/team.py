@@ -23,6 +23,7 @@ from dashboards.grafana import (
 from dashboards.savings import TO_IDLE_OF_TEAM
 from dashboards.sql import (
     ACCELERATORS,
+    AMOUNT_WIDTHS,
     BILLED,
     CHARGES,
     CHOSEN_FIRST,
@@ -334,7 +335,8 @@ BOARD = Board(
                     MONEY,
                     decimals=0,
                     overrides=(
-                        column("project", unit="string", links=list(TO_PROJECT), width=180),
+                        column("project", unit="string", links=list(TO_PROJECT)),
+                        *AMOUNT_WIDTHS,
                         column("correction of", unit="string"),
                         column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
                     ),
@@ -354,6 +356,7 @@ BOARD = Board(
                     decimals=0,
                     overrides=(
                         column("user", unit="string", links=list(TO_PERSON)),
+                        *AMOUNT_WIDTHS,
                         column("correction of", unit="string"),
                         column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
                     ),

@@ -35,7 +35,11 @@ def test_no_name_has_the_color_of_a_state():
 
 
 def test_every_chart_by_name_is_in_the_list():
-    """A chart whose title says that its series are models, teams or projects; Prometheus cannot say which is first."""
+    """A chart whose title says that its series are models, teams or projects.
+
+    The live board's is left out: Prometheus cannot say which team came first, nor hash a name to a color, and Grafana
+    9.3 has no palette by the name of a series.
+    """
     by_name = {
         (name, panel["title"])
         for name, board in BOARDS.items()
