@@ -206,10 +206,16 @@ def test_the_board_shows_what_the_command_prints(run, usage, dsn):
         curve = shown(connection, "Cost of capacity against wait")
         reserve = shown(connection, "How many to reserve")
         growth = shown(connection, "Growth by team")
-    by_day = [(row["time"].date().isoformat(), row["metric"], pytest.approx(row["gpus"])) for row in days]
-    assert (by_day[0][0], by_day[-1][0]) == ("2025-11-20", "2025-12-31")
-    assert [value for _, name, value in by_day if name == "low"] == [
-        sum(bands) for bands in zip(*([day["low"] for day in plan["days"]] for plan in plans), strict=True)
+    weeks: dict[str, list[dict[str, float]]] = {}
+    for at in range(len(plans[0]["days"])):
+        date = dt.date(2025, 11, 20) + dt.timedelta(days=at)
+        monday = f"{date - dt.timedelta(days=date.weekday()):%m-%d}"
+        summed = {key: sum(plan["days"][at][key] for plan in plans) for key in ("low", "likely", "high")}
+        weeks.setdefault(monday, []).append(summed)
+    assert (date.isoformat(), len(weeks)) == ("2025-12-31", 7)
+    assert [tuple(row.values()) for row in days] == [
+        (monday, *(pytest.approx(sum(day[key] for day in ahead) / len(ahead)) for key in ("low", "likely", "high")))
+        for monday, ahead in weeks.items()
     ]
     points = [(plan["pool"]["name"], point) for plan in plans for point in plan["curve"]]
     amounts = ("on_demand", "reserved", "spot")
@@ -228,7 +234,7 @@ def test_the_board_shows_what_the_command_prints(run, usage, dsn):
 def growth_cells(plan):
     """The rows of a plan in the board's table."""
     for team, entry in [("(all)", plan["pool"]), *((team["name"], team) for team in plan["teams"])]:
-        for ahead in (*entry["next"], entry["plan"]):
+        for ahead in sorted((*entry["next"], entry["plan"]), key=lambda ahead: ahead["days"]):
             bands = [
                 (ahead[name] or {}).get(key) for name in ("growth", "gpu_hours") for key in ("likely", "low", "high")
             ]
