@@ -32,6 +32,7 @@ from gpuledger_collector.jobs.watch_spending import SpendingWatch
 from gpuledger_collector.notifications import budget_mail, finding_mail
 from gpuledger_collector.schedule import Job, Schedule, delete_old_runs
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.month_proof import prove_months
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
@@ -56,6 +57,7 @@ from gpuledger_collector.wiring import (
 
 HOUR_SECONDS = 3_600
 DAY_SECONDS = 86_400
+PROVE_SECONDS = 900
 
 
 def schedule(settings: Settings, database: Database, metrics: Metrics) -> Schedule:
@@ -103,6 +105,14 @@ def _ledger_jobs(c: _Context) -> list[Job]:
             settings.rate_seconds,
             lambda: rate_usage(database, c.now_ms, stopping=c.stopping),
             "days rated",
+        ),
+        # Apart: it reads every charge of a month, and rating need not wait for it.
+        Job(
+            "prove_months",
+            PROVE_SECONDS,
+            lambda: prove_months(database, c.now_ms, c.stopping),
+            "months proven",
+            apart=True,
         ),
     ]
 

@@ -54,7 +54,9 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
             "total": f"{sum(Decimal(row['cost']) for row in rows if row['currency'] == currency):,.2f}",
         }
     assert HOSTILE in page.text
-    assert "conservation proved on 31 of 31 days" in page.text
+    assert "waiting: the proof has not been asked yet" in page.text
+    run("reconcile", *MONTH)
+    assert re.search(r"proven at \S+ for all that was told until then", Page(overview()).text)
 
 
 def test_every_statement_that_it_leads_to_is_there(rated, dsn, overview):

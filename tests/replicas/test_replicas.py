@@ -23,6 +23,7 @@ APART = [
     "expire",
     "merge_partitions",
     "pack_samples",
+    "prove_months",
     "roll_up_node_utilization",
     "roll_up_series",
     "store_capacity_plans",

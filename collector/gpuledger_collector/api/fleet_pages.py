@@ -19,6 +19,7 @@ from gpuledger_collector.export import html, proof
 from gpuledger_collector.export.cells import csv_of, names
 from gpuledger_collector.export.site import DEMAND, TRUST, pool_path
 from gpuledger_collector.insight.forecast_history import ForecastRecord
+from gpuledger_collector.services.month_proof import keep_results, results_of
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.capacity import backtests
@@ -109,9 +110,11 @@ def trust_page(context: ReadContext, view: View) -> Response:
         month = calendar.month_of(now_ms)
         period = view.period(calendar, calendar.month(month))
         sheet = reconcile(connection, period, anew=False)
+        results = results_of(connection, sheet, now_ms)
         closed = periods.closed(connection)
         corrected = overview.corrected(connection, period)
         site = view.site(connection, TRUST, now_ms, has_csv=True)
+    keep_results(context.database, results)
     name = view.filters.period or month
     days = [_day(day, sheet.calendar.date_of(day.day_ms).isoformat()) for day in sheet.days]
     if view.wants_csv:

@@ -46,7 +46,7 @@ from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing import statements as stored
 from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.ledger import overview, reports, zones
+from gpuledger_collector.storage.ledger import month_proofs, overview, reports, zones
 from gpuledger_collector.storage.ledger.health import first_heard
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
@@ -217,7 +217,7 @@ def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, 
     last_ms = min(calendar.day_of(now_ms).start_ms, period.end_ms)
     trend = Period(calendar.days_before(last_ms, TREND_DAYS), last_ms)
     fleet = overview.fleet(connection, now_ms - SILENT_MS)
-    checks = reports.conservation_checks(connection, period)
+    checks, proof = month_proofs.checks_and_proof(connection, period, calendar)
     report = direct_costs_by_team(connection, period, view.owner)
     with as_viewer(connection, view.reader.owner):
         daily = overview.daily_by_team(connection, trend, view.owner or {})
@@ -246,7 +246,7 @@ def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, 
         ),
         "nothing": None if report.rows else _nothing(connection, period, view, rated_ms),
         "corrected": overview.corrected(connection, period) if view.owner is None else [],
-        "trust": forms.trust(checks, calendar),
+        "trust": forms.trust(checks, proof),
         "closed": closed[-1] if closed else None,
     }
 

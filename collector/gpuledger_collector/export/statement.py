@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.month_proof import PeriodProof, Standing
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
@@ -45,6 +46,8 @@ SHOWN_DRIVERS = 8
 SHOWN_FINDINGS = 8
 SHOWN_UUID = 12
 """Characters of a UUID that tell one GPU from another to people."""
+CLOSED_PROOF = "proven before the month was closed; gpuledger periods --verify asks again"
+"""What a closed month's statement says of its proof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ class Statement:
     budgets: tuple[Status, ...]
     findings: Sequence[Mapping[str, Any]]
     checks: tuple[ConservationCheck, ...]
+    proof: PeriodProof
     below: str | None
     calendar: Calendar = UTC_DAYS
     contested: tuple[Contested, ...] = ()
@@ -97,7 +101,7 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         shares=share_rows(statement.shares, 1),
         contested=[_contested(contested) for contested in statement.contested],
         marks={contested.job: "contested" for contested in statement.contested if contested.job is not None},
-        trust=trust(statement.checks, statement.calendar),
+        trust=trust(statement.checks, statement.proof, is_closed=statement.closed is not None),
         # The statement of a closed month is the same bytes whenever it is statement.
         made_at=None if statement.closed else format_instant(statement.made_ms - statement.made_ms % 1000),
     )
@@ -153,19 +157,22 @@ def status_of(statement: Statement) -> tuple[str, str]:
     return "open", "Open: the month is over and rated, and may still change until it is closed."
 
 
-def trust(proofs: Sequence[ConservationCheck], calendar: Calendar = UTC_DAYS) -> dict[str, Any]:
-    """What part of the fleet's time was observed, and on how many days the proof of conservation holds."""
-    capacity = sum(check.capacity_ns for check in proofs)
-    unobserved = sum(check.unobserved_ns for check in proofs)
-    # A day without capacity has nothing that could be lost: imported counts have hours, and no GPU that was seen.
-    proved = [check for check in proofs if check.capacity_ns]
+def trust(checks: Sequence[ConservationCheck], proof: PeriodProof, *, is_closed: bool = False) -> dict[str, Any]:
+    """What part of the fleet's time was observed, and what the proof said when it was asked.
+
+    A closed month was proven before it was closed; its statement is the same bytes unless that does not hold any more.
+    """
+    capacity = sum(check.capacity_ns for check in checks)
+    unobserved = sum(check.unobserved_ns for check in checks)
     return {
-        "days": len(proved),
-        "holds": sum(check.holds for check in proved),
-        "is_imported": any(check.imported_ns for check in proofs),
+        # A day without capacity has nothing that could be lost: imported counts have hours, and no GPU that was seen.
+        "days": sum(check.capacity_ns > 0 for check in checks),
+        "is_rated": bool(checks),
+        "is_broken": proof.standing is Standing.broken,
+        "standing": CLOSED_PROOF if is_closed and not proof.broken else proof.sentence,
+        "is_imported": any(check.imported_ns for check in checks),
         "coverage": None if not capacity else f"{int(10_000 * (capacity - unobserved) / capacity) / 100:.2f}",
         "unobserved_ns": unobserved,
-        "broken": [calendar.date_of(check.day_ms).isoformat() for check in proofs if not check.holds],
     }
 
 

@@ -93,11 +93,18 @@ class Proof(Model):
         ProofState,
         Field(
             description="sealed: of closed months, which do not change; open: from the ledger, may still change; "
-            "estimated: no charge, never billed; broken: the proof of conservation fails on some day."
+            "estimated: no charge, never billed; broken: the proof did not hold when it was asked last."
         ),
     ]
+    standing: Annotated[
+        Literal["holds", "waiting", "broken"],
+        Field(
+            description="Of the proof, when it was asked last; waiting: something was told since, or it was not asked."
+        ),
+    ] = "waiting"
+    text: Annotated[str, Field(description="The same in words, with the instant.")] = ""
     days_checked: Annotated[int, Field(description="Days whose charges are compared with capacity x rate.")] = 0
-    days_holding: int = 0
+    days_holding: Annotated[int | None, Field(description="Of them, when it was asked; null: it was not.")] = None
     seals: Sequence[Seal] = ()
     verify: Annotated[str, Field(description="Command that repeats the proof where the ledger is.")] = ""
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.closing import ClosedPeriod
-from gpuledger_collector.accounting.ledger import ConservationCheck
+from gpuledger_collector.accounting.month_proof import PeriodProof, Standing
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.statement import compared_windows
 from gpuledger_collector.mcp.answers import Coverage, Proof, ProofState, Seal, Span
 from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.ledger import month_proofs, reports
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 
@@ -104,7 +104,7 @@ class Evidence:
 
 def evidence(connection: Connection, calendar: Calendar, period: Period, now_ms: int) -> Evidence:
     """Read what the ledger knows of a period, and what proves it."""
-    checks = reports.conservation_checks(connection, period)
+    checks, kept = month_proofs.checks_and_proof(connection, period, calendar)
     begun = period.clip(Period(period.start_ms, max(now_ms, period.start_ms + 1)))
     days = 0 if now_ms <= period.start_ms or begun is None else len(calendar.days(begun))
     rated_ms = max((check.until_ms for check in checks), default=None)
@@ -118,7 +118,7 @@ def evidence(connection: Connection, calendar: Calendar, period: Period, now_ms:
         observed_percent=observed,
     )
     span = span_of(calendar, period)
-    proof = _proof(calendar, period, checks, periods.closed(connection))
+    proof = _proof(calendar, period, len(checks), kept, periods.closed(connection))
     return Evidence(span, coverage, proof, _gap(period, coverage, rated_ms, now_ms))
 
 
@@ -146,19 +146,20 @@ def _gap(period: Period, coverage: Coverage, rated_ms: int | None, now_ms: int) 
     return ""
 
 
-def _proof(
-    calendar: Calendar, period: Period, checks: Sequence[ConservationCheck], closed: Sequence[ClosedPeriod]
-) -> Proof:
+def _proof(calendar: Calendar, period: Period, days: int, kept: PeriodProof, closed: Sequence[ClosedPeriod]) -> Proof:
     own = [month for month in closed if month.period.clip(period) is not None]
     sealed_ms = sum(part.ms for month in own if (part := month.period.clip(period)) is not None)
-    holding = sum(check.holds for check in checks)
-    state: ProofState = "broken" if holding < len(checks) else "sealed" if sealed_ms == period.ms else "open"
+    standing = kept.standing
+    state: ProofState = "broken" if standing is Standing.broken else "sealed" if sealed_ms == period.ms else "open"
     first, last = dates(calendar, period)
+    wrong = sum(first <= day < last for day in kept.wrong_days)
     month = month_name(calendar, period)
     return Proof(
         state=state,
-        days_checked=len(checks),
-        days_holding=holding,
+        standing=standing.value if days else "waiting",
+        text=kept.sentence if days else "",
+        days_checked=days,
+        days_holding=None if kept.asked_ms is None else days - wrong,
         seals=[
             Seal(month=month.name, seal=month.seal, closed_at=format_instant(month.closed_ms - month.closed_ms % 1000))
             for month in own[-MAX_SEALS:]

@@ -12,6 +12,7 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, S
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ConservationCheck
+from gpuledger_collector.accounting.month_proof import PeriodProof
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.statement import (
@@ -31,7 +32,7 @@ from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.ledger import month_proofs, reports, zones
 from gpuledger_collector.storage.locks import Connection
 
 _Item = TypeVar("_Item")
@@ -74,6 +75,7 @@ class _Month:
     shares: Mapping[str, Sequence[SharedPart]]
     pool_use: Mapping[str, Sequence[ShareUse]]
     checks: tuple[ConservationCheck, ...]
+    proof: PeriodProof
     closed: ClosedPeriod | None
     budgets: Mapping[str, Sequence[Budget]]
     findings: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -132,6 +134,7 @@ class _Month:
                 budgets=self._budget_statuses(owner),
                 findings=self.findings.get(owner, ()),
                 checks=self.checks,
+                proof=self.proof,
                 below=self.below,
                 calendar=self.calendar,
                 contested=tuple(contested.get(owner, ())),
@@ -189,7 +192,7 @@ def _month_of(connection: Connection, level: str, name: str, now_ms: int, charge
     calendar = zones.calendar(connection)
     period = calendar.month(name)
     chargeback = chargeback or monthly_chargeback(connection, level, name, now_ms)
-    checks = tuple(reports.conservation_checks(connection, period))
+    checks, proof = month_proofs.checks_and_proof(connection, period, calendar)
     past = reports.conservation_checks(connection, month_before(period, calendar))
     known_ms = max((check.until_ms for check in checks), default=0)
     # The rows of the full chargeback: a statement shows the cents of the invoice.
@@ -204,7 +207,8 @@ def _month_of(connection: Connection, level: str, name: str, now_ms: int, charge
         rows=_grouped(priced, lambda row: row.keys[0]),
         shares=_grouped(chargeback.shares, lambda part: part.keys[0]),
         pool_use=_grouped(chargeback.pool_use, lambda use: use.team),
-        checks=checks,
+        checks=tuple(checks),
+        proof=proof,
         closed=statements.closed(connection, period),
         budgets=_grouped(budgets.current(connection), lambda budget: budget.owner.get(level)),
         findings=_grouped(_findings(connection, period), lambda row: owner_of_finding(row, level)),

@@ -75,6 +75,9 @@ NOT_DERIVED = {
     "decided by people, sealed or only added to": {
         *("dispute", "dispute_entry", "reattribution", "audit", "refused_claim", "bill_match"),
     },
+    "what the proof said last, for pages: close, verify and reconcile ask anew, and replace it (test_month_proof)": {
+        "month_proof"
+    },
     "requests and progress of jobs: what they leave is compared": {
         *("day_recompute", "hour_recompute", "scrape_recompute", "expired_day", "retention_boundary", "series_day"),
         *(

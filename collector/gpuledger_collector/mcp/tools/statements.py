@@ -198,7 +198,8 @@ def verify_statement(
         known = next((one for one in closed_periods.closed(snapshot.connection) if one.name == month), None)
         checks = _checks(snapshot, month, known, recompute=recompute) if evidence.proof.days_checked else []
         holds = bool(checks) and all(check.holds for check in checks)
-        proof = evidence.proof if holds or not checks else evidence.proof.model_copy(update={"state": "broken"})
+        broken = {"state": "broken", "standing": "broken", "text": "asked anew: the proof does NOT hold"}
+        proof = evidence.proof if holds or not checks else evidence.proof.model_copy(update=broken)
         repeat = [f"gpuledger reconcile --period {month}"]
         repeat += [] if known is None else [f"gpuledger periods --verify {month}"]
         path = TRUST if ledger.reader.owner is None else "/"

@@ -73,6 +73,9 @@ _READ = re.compile(r"\bFROM (\w+)")
 COMMON = {
     "conservation_check": "",
     "corrected_day": "",
+    "month_proof": "",
+    "day_recompute": "day_ms",
+    "hour_recompute": "hour_ms",
     "finding_progress": "",
     "billing_zone": "",
     "fiscal_year": "",

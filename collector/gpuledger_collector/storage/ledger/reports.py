@@ -299,20 +299,26 @@ CHECK_COLUMNS = tuple(field.name for field in fields(ConservationCheck))
 """Columns of the tables of conservation checks, as ConservationCheck names them."""
 
 
+CHECKS = (
+    f"SELECT DISTINCT ON (day_ms) {', '.join(CHECK_COLUMNS)} FROM (SELECT {', '.join(CHECK_COLUMNS)}, 0 AS corrected "
+    f"FROM conservation_check UNION ALL SELECT {', '.join(CHECK_COLUMNS)}, 1 FROM corrected_day) AS p "
+    "WHERE day_ms >= %(start)s AND day_ms < %(end)s ORDER BY day_ms, corrected DESC"
+)
+"""SQL of the checks of a period's days, by day; for a corrected day the check that includes its corrections."""
+
+
 def conservation_checks(connection: Connection, period: Period) -> list[ConservationCheck]:
     """Read the checks of the period's days, by day; for a corrected day the check that includes its corrections."""
-    columns = ", ".join(CHECK_COLUMNS)
     with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM conservation_check "
-            f"UNION ALL SELECT {columns}, 1 FROM corrected_day) AS p WHERE day_ms >= %s AND day_ms < %s "
-            "ORDER BY day_ms, corrected DESC",
-            (period.start_ms, period.end_ms),
-        ).fetchall()
-    values: list[dict[str, Any]] = [
-        {name: int(value) if name.endswith("_ns") else value for name, value in row.items()} for row in rows
-    ]
-    return [ConservationCheck(**value) for value in values]
+        rows = cursor.execute(CHECKS, {"start": period.start_ms, "end": period.end_ms}).fetchall()
+    return [conservation_check(row) for row in rows]
+
+
+def conservation_check(row: Mapping[str, Any]) -> ConservationCheck:
+    """The check of a row that has CHECK_COLUMNS."""
+    values: dict[str, Any] = {name: row[name] for name in CHECK_COLUMNS}
+    values |= {name: int(value) for name, value in values.items() if name.endswith("_ns")}
+    return ConservationCheck(**values)
 
 
 def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:

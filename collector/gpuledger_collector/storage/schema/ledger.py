@@ -323,3 +323,14 @@ table(
     *keys(BIG, "day_ms"),
     *check_columns(),
 )
+
+table(
+    "month_proof",
+    "What the proof of a month said when it was asked last. Pages show it; close and reconcile ask anew.",
+    *keys(BIG, "start_ms", "end_ms"),
+    *required(BIG, "asked_ms"),
+    *required(sa.Boolean, "holds"),
+    column("wrong_days", JSONB, "dates on which it does not hold"),
+    column("depth", TEXT, "what was compared: tables, declarations or evidence"),
+    column("ledger_state", TEXT, "hash of the ratings of its days that it is about"),
+)

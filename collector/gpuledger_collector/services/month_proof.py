@@ -1,0 +1,107 @@
+"""Ask the proof of months, and keep what it said for pages, statements and assistants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.identities import CAPACITY, Depth
+from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.reconciliation import Reconciliation
+from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import month_proofs, zones
+from gpuledger_collector.storage.locks import Connection
+
+ASK_AGAIN_MS = DAY_MS
+"""An open month is asked again after this time also where nothing was told: a row may have been changed by SQL."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A month to ask, and how deep."""
+
+    month: Period
+    anew: bool
+
+
+def prove_months(database: Database, now_ms: int, stopping: Callable[[], bool] = lambda: False) -> int:
+    """Ask the proof of each month that was rated since it was asked, the latest first; return how many were asked.
+
+    Derived tables are compared, as on the trust page. Where a deeper question found declarations wrong, they are
+    compared as well; what `reconcile --evidence` found wrong stays until that is asked again.
+    """
+    with database.transaction(read_only=True) as connection:
+        due = _due(connection, now_ms)
+    count = 0
+    for each in due:
+        if stopping():
+            break
+        with database.transaction(read_only=True) as connection:
+            sheet = reconcile(connection, each.month, anew=each.anew)
+            results = results_of(connection, sheet, now_ms)
+        keep_results(database, results)
+        count += 1
+    return count
+
+
+def results_of(connection: Connection, sheet: Reconciliation, now_ms: int) -> list[MonthProof]:
+    """What a reconciliation says of each month that it is about, in the snapshot in which it was made.
+
+    That some days hold says nothing of their month; that they do not, does. Of several months it is not told of which.
+    """
+    calendar = sheet.calendar
+    months = [calendar.month(name) for name in calendar.months_of(sheet.period)]
+    if sheet.holds:
+        months = [month for month in months if month.clip(sheet.period) == month]
+    elif len(months) > 1:
+        return []
+    results = [
+        MonthProof(
+            month=month,
+            asked_ms=now_ms,
+            holds=sheet.holds,
+            wrong_days=_wrong_days(sheet),
+            depth=_depth(sheet),
+            ledger_state=month_proofs.state(connection, month),
+        )
+        for month in months
+    ]
+    return [result for result in results if result.ledger_state]
+
+
+def keep_results(database: Database, results: Sequence[MonthProof]) -> None:
+    """Store results, in a transaction of its own: what asked them may hold a snapshot of before."""
+    if results and not database.standby:
+        with database.transaction() as connection:
+            for result in results:
+                month_proofs.keep(connection, result)
+
+
+def _due(connection: Connection, now_ms: int) -> list[_Due]:
+    calendar = zones.calendar(connection)
+    closed = {month.period for month in periods.closed(connection)}
+    kept = month_proofs.read(connection, month_proofs.rated_months(connection, calendar))
+    due = []
+    for month, proof in sorted(kept.items(), key=lambda item: -item[0].start_ms):
+        if proof is None:
+            due.append(_Due(month, anew=False))
+        elif not proof.holds and proof.depth is Depth.evidence:
+            continue
+        elif not proof.is_current or (month not in closed and proof.asked_ms <= now_ms - ASK_AGAIN_MS):
+            due.append(_Due(month, anew=not proof.holds and proof.depth is Depth.declarations))
+    return due
+
+
+def _depth(sheet: Reconciliation) -> Depth:
+    """The deepest of what was compared. Charges are compared with the capacity at each depth, which tells nothing."""
+    asked = {identity.depth for identity in sheet.compared if identity is not CAPACITY}
+    return next(depth for depth in reversed(DEPTHS) if depth in asked)
+
+
+def _wrong_days(sheet: Reconciliation) -> list[str]:
+    """Dates on which it does not hold; no name of an owner, since viewers read them."""
+    days = {sheet.calendar.date_of(day.day_ms).isoformat() for day in sheet.days if not day.holds}
+    return sorted(days | {mismatch.place["day"] for mismatch in sheet.mismatches if "day" in mismatch.place})
