@@ -37,7 +37,15 @@ from gpuledger_collector.export.findings import (
     idle_facts,
     idle_row,
 )
-from gpuledger_collector.export.runs import LIST_COLUMNS, LIST_NUMBERS, UNITS, as_html, list_row, receipt_csv
+from gpuledger_collector.export.runs import (
+    GPU_TIME_ONLY,
+    LIST_COLUMNS,
+    LIST_NUMBERS,
+    UNITS,
+    as_html,
+    list_row,
+    receipt_csv,
+)
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
 from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.services.run_report import chief_unit_costs, report_run
@@ -207,6 +215,7 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
         ],
         with_units=bool(units),
         unit_names=UNITS,
+        notice=GPU_TIME_ONLY,
     )
     return page(text, site=site)
 

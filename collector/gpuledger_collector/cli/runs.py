@@ -21,6 +21,7 @@ from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.cli.workloads import find_workload
 from gpuledger_collector.export.runs import (
+    GPU_TIME_ONLY,
     as_csv,
     as_html,
     as_json,
@@ -55,6 +56,7 @@ COLUMNS = (
     Column("unit", is_optional=True),
     hidden("units", is_number=True),
     number("coverage", is_optional=True),
+    hidden("notice"),
 )
 
 
@@ -133,7 +135,8 @@ def runs(
 ) -> None:
     """List the runs of a period with their cost, their waste and the cost of a unit of their output.
 
-    Cost is that of GPU-time; `chargeback --by workload` and `receipt` add a run's share of node costs.
+    Cost is that of GPU-time, without node costs, as the column `notice` of CSV and JSON says; `chargeback --by
+    workload` and `receipt` add a run's share of them.
     A unit's cost is of the time that its counters cover; `coverage` says how much of the charged time that is.
     With `--scaling`: time and cost of a unit by number of GPUs, and the efficiency against the fewest.
     """
@@ -162,7 +165,7 @@ def runs(
     elif form is options.Format.table and not chosen:
         print("no run was charged in this period")
     else:
-        emit(form, COLUMNS, [list_row(row, unit) for row, unit in chosen])
+        emit(form, COLUMNS, [list_row(row, unit) for row, unit in chosen], [GPU_TIME_ONLY])
 
 
 def _print_scaling(compared: Sequence[ScaledRuns], form: options.Format) -> None:

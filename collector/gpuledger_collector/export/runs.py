@@ -46,9 +46,11 @@ READINGS = {
 LIST_COLUMNS = names(
     """
     run name user team model gpus from to gpu_hours gpu_hours_held_idle cost cost_held_idle currency kwh unit_cost
-    unit units coverage
+    unit units coverage notice
     """
 )
+GPU_TIME_ONLY = "cost is that of GPU-time, without node costs"
+"""What the lists of runs and jobs say of their amounts: a receipt and the chargeback by workload add node costs."""
 LIST_NUMBERS = frozenset(
     ("gpus", "gpu_hours", "gpu_hours_held_idle", "cost", "cost_held_idle", "kwh", "unit_cost", "units", "coverage")
 )
@@ -105,6 +107,7 @@ def list_row(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
         "unit_cost": "" if unit is None else html.unit_price(unit.cost),
         "units": "" if unit is None else str(unit.units),
         "coverage": "" if unit is None else f"{unit.coverage:.1%}",
+        "notice": GPU_TIME_ONLY,
     }
 
 
@@ -130,6 +133,7 @@ def run_json(row: RunRow, unit: UnitCost | None) -> dict[str, Any]:
         "held_idle_cost_micro": row.idle_cost_micro,
         "energy_mj": row.energy_mj,
         "unit_cost": None if unit is None else unit_json(unit),
+        "notice": GPU_TIME_ONLY,
     }
 
 

@@ -6,6 +6,7 @@ somebody says where its amounts are compared.
 
 import inspect
 
+from fakes.surfaces import cited_nowhere
 from gpuledger_collector.api import admission as routes
 from gpuledger_collector.export import cells, fair_share, focus, runs
 from gpuledger_collector.mcp import admission as assistants
@@ -17,9 +18,9 @@ ROUTES = {
     "GET /statements": "leads to the list of a month",
     "GET /statements/{level}/{month}": "test_surfaces.py: what each owner pays",
     "GET /statements/{level}/{owner:name}/{month}": "tests/pages/test_statement.py",
-    "GET /jobs": "tests/pages/test_site.py: the runs of the command",
-    "GET /jobs/{job:name}": "tests/pages/test_site.py: leads back to the overview",
-    "GET /trust": "asks the function that reconcile asks",
+    "GET /jobs": "test_surface_answers.py: GPU-time, without node costs, as it says",
+    "GET /jobs/{job:name}": "test_surface_answers.py: the chargeback by workload",
+    "GET /trust": "test_surface_answers.py: the chargeback by state",
     "GET /v1/chargeback": "test_surfaces.py: the rows of the command",
     "GET /v1/budgets": "tests/postgres/budgets: what the command says",
     "GET /v1/runs": "tests/postgres/runs/test_ways.py",
@@ -82,6 +83,11 @@ def test_every_way_in_is_compared_or_has_no_amounts():
     ways = {row.way_in for row in (*routes.ADMISSIONS, *assistants.ADMISSIONS)}
     assert set(ROUTES) | silent() == ways, (set(ROUTES) | silent()) ^ ways
     assert not set(ROUTES) & silent()
+
+
+def test_every_cited_test_exists():
+    """A reason that names a file or a folder of tests names one that is there."""
+    assert cited_nowhere([*ROUTES.values(), *MAILS.values(), *COLUMNS_ELSEWHERE.values()]) == set()
 
 
 def test_every_mail_is_compared():

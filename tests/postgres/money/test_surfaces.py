@@ -4,14 +4,13 @@ The ledger has every feature (fakes.rich_ledger). Each command, each address and
 here, or has a reason not to be: a new one fails until somebody decides.
 """
 
-import csv
-import io
 import json
 import re
 from collections import defaultdict
 from decimal import Decimal
 from functools import partial
 from html import unescape
+from inspect import signature
 
 import pytest
 from typer.main import get_command
@@ -20,6 +19,7 @@ from fakes.assistant import over
 from fakes.collector import running
 from fakes.fleet import NOW_MS
 from fakes.rich_ledger import CLOSED, OPEN, TEAMS, rich
+from fakes.surfaces import CENT, MICRO, MONTHS, OWNERS, added, cited_nowhere, ledger, table
 from gpuledger_collector.cli import build
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.mcp.tools import TOOLS
@@ -27,12 +27,9 @@ from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 
-__all__ = ["rich"]
+__all__ = ["ledger", "rich"]
 pytestmark = pytest.mark.slow
-OWNERS = sorted(team for team, _ in TEAMS.values())
-MONTHS = [CLOSED, OPEN]
 PARTS = ("owners", "unallocated", "unavailable", "unobserved", "stranded", "commitment_unused")
-CENT, MICRO = Decimal("0.01"), Decimal(10) ** 6
 ERP = """
 [[column]]
 name = "team"
@@ -44,56 +41,6 @@ field = "currency"
 name = "amount"
 field = "amount"
 """
-
-
-class Surfaces:
-    """What the surfaces of one ledger say of a month: amounts by team and currency."""
-
-    def __init__(self, run, dsn, folder):
-        self.run, self.dsn, self.folder = run, dsn, folder
-
-    def out(self, *arguments):
-        code, out, err = self.run(*arguments)
-        assert code == 0, (arguments, out, err)
-        return out
-
-    def bill(self, month, by="team", *more):
-        return json.loads(self.out("chargeback", "--period", month, "--by", by, "--format", "json", *more))
-
-    def rows(self, month, *more):
-        """Sums of the rows of each team and currency: of the period's own time and of corrections together."""
-        sums = defaultdict(lambda: defaultdict(Decimal))
-        for row in self.bill(month, "team", *more)["rows"]:
-            if row["team"] in OWNERS:
-                for name in ("cost", "cost_total"):
-                    sums[row["team"], row["currency"]][name] += Decimal(row[name])
-                for name in ("cost_micro", "shared_cost_micro", "adjusted_cost_micro"):
-                    sums[row["team"], row["currency"]][name] += row[name] or 0
-        return sums
-
-    def direct(self, month, *more):
-        return {key: row["cost"] for key, row in self.rows(month, *more).items()}
-
-    def total(self, month):
-        return {key: row["cost_total"] for key, row in self.rows(month).items()}
-
-
-@pytest.fixture
-def ledger(rich, run, dsn, tmp_path):
-    return Surfaces(run, dsn, tmp_path)
-
-
-def table(text, delimiter=","):
-    return list(csv.DictReader(io.StringIO(text), delimiter=delimiter))
-
-
-def added(pairs):
-    """Sums by team and currency of those who are teams."""
-    sums = defaultdict(Decimal)
-    for team, currency, amount in pairs:
-        if team in OWNERS:
-            sums[team, currency] += Decimal(amount)
-    return dict(sums)
 
 
 @pytest.mark.parametrize("month", MONTHS)
@@ -109,21 +56,6 @@ def test_forms_of_the_chargeback(ledger, month):
     whole = {row["currency"]: row["cost_micro"] for row in ledger.bill(month)["totals"]}
     for by in ("project", "user", "workload", "pool", "model", "node", "region", "team,region,node"):
         assert {row["currency"]: row["cost_micro"] for row in ledger.bill(month, by)["totals"]} == whole, by
-
-
-@pytest.mark.parametrize("month", MONTHS)
-def test_parquet(ledger, month):
-    """The chargeback and FOCUS as Parquet have the amounts of their CSV."""
-    arrow = pytest.importorskip("pyarrow.parquet")
-    for form in ("parquet", "focus"):
-        path = ledger.folder / f"{form}.parquet"
-        ledger.out("chargeback", "--period", month, "--by", "team", "--format", form, "-o", path)
-        rows = arrow.read_table(path).to_pylist()
-        if form == "parquet":
-            assert added((row["team"], row["currency"], row["cost"]) for row in rows) == ledger.direct(month)
-        else:
-            borne = added((row["SubAccountName"], row["BillingCurrency"], row["EffectiveCost"]) for row in rows)
-            assert {key: amount.quantize(CENT) for key, amount in borne.items()} == ledger.total(month)
 
 
 def test_a_quarter_is_its_months(ledger):
@@ -323,13 +255,14 @@ completion, db upgrade, db check, db partitions, db distribute, db pack, db back
 db revoke-reader, nodes list, nodes retire, export samples, audit list, audit verify, privacy show, privacy erase,
 outbox list, outbox send
 """
-TOOLS_HERE = {"get_cost", "get_statement"}
-TOOLS_ELSEWHERE = {
-    *("describe_ledger", "list_values", "get_gpu_waste", "get_efficiency", "compare_periods", "explain_change"),
-    *("verify_statement", "list_idle_gpus", "get_rightsizing", "get_device_usage"),
-    *("list_budgets", "forecast_spend", "forecast_demand"),
+TOOLS_HERE = {
+    *("get_cost", "get_statement", "get_gpu_waste", "get_efficiency", "compare_periods", "explain_change"),
+    *("list_idle_gpus", "list_budgets", "forecast_spend"),
 }
-"""tests/postgres/mcp compares them with the commands, in test_answers.py and test_foresight.py."""
+"""test_surface_answers.py compares them with the chargeback."""
+TOOLS_ELSEWHERE = {"get_rightsizing": "tests/postgres/recommendations: estimates"}
+TOOLS_WITHOUT = {"describe_ledger", "list_values", "verify_statement", "get_device_usage", "forecast_demand"}
+"""Their answers have no field of money, as their schemas say."""
 
 
 def commands(command, path=()):
@@ -347,4 +280,7 @@ def test_every_surface_is_read_or_has_a_reason():
     silent = {name.strip() for name in NO_AMOUNTS.replace("\n", " ").split(",")}
     assert set(commands(get_command(build()))) == HERE | set(ELSEWHERE) | silent
     assert len(HERE) + len(ELSEWHERE) + len(silent) == len(HERE | set(ELSEWHERE) | silent), "in one list each"
-    assert {tool.__name__ for tool in TOOLS} == TOOLS_HERE | TOOLS_ELSEWHERE
+    answers = {tool.__name__: signature(tool, eval_str=True).return_annotation.model_json_schema() for tool in TOOLS}
+    assert {name for name, schema in answers.items() if "Money" not in json.dumps(schema)} == TOOLS_WITHOUT
+    assert set(answers) == TOOLS_HERE | set(TOOLS_ELSEWHERE) | TOOLS_WITHOUT
+    assert cited_nowhere([*ELSEWHERE.values(), *TOOLS_ELSEWHERE.values()]) == set()
