@@ -70,6 +70,8 @@ def add_a_correction_a_budget_and_findings(dsn):
     """A closed day's charge amended in this range; a team's budget; an idle GPU and an odd day of spending."""
     now_ms = int(UNTIL.timestamp() * 1000)
     day_ms = int(SINCE.timestamp() * 1000)
+    # Budgets of a range that holds all of the seed: a month holds little of it on its first days.
+    span = (day_ms, day_ms + 31 * 86_400_000)
     with psycopg.connect(dsn, autocommit=True) as connection:
         columns = "start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node, price_id"
         connection.execute(
@@ -81,22 +83,21 @@ def add_a_correction_a_budget_and_findings(dsn):
             (now_ms, day_ms),
         )
         connection.execute(
-            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, terms, recorded_at) VALUES "
-            "('vision', '{\"team\": \"vision\"}', 'month', 1000000000, 'USD', '{}', now()), "
-            "('fleet', '{}', 'quarter', 90000000000, 'USD', '{}', now()) RETURNING id) "
+            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, terms, recorded_at, start_ms, "
+            "end_ms) VALUES ('vision', '{\"team\": \"vision\"}', 'range', 1000000000, 'USD', '{}', now(), %s, %s), "
+            "('fleet', '{}', 'quarter', 90000000000, 'USD', '{}', now(), NULL, NULL) RETURNING id) "
             "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms) "
-            "SELECT min(id), extract(epoch FROM date_trunc('month', now(), 'UTC'))::bigint * 1000, 'actual', 80, "
-            "'acked', 3, %s FROM b",
-            (now_ms,),
+            "SELECT min(id), %s, 'actual', 80, 'acked', 3, %s FROM b",
+            (*span, day_ms, now_ms),
         )
         connection.execute(
-            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, measure, terms, recorded_at) "
-            "VALUES ('vision in all', '{\"team\": \"vision\"}', 'month', 1000000000, 'USD', 'total', '{}', now()), "
-            "('vision hours', '{\"team\": \"vision\"}', 'month', 500000000, '', 'gpu_hours', '{}', now()) "
+            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, measure, terms, recorded_at, "
+            "start_ms, end_ms) VALUES "
+            "('vision in all', '{\"team\": \"vision\"}', 'range', 1000000000, 'USD', 'total', '{}', now(), %s, %s), "
+            "('vision hours', '{\"team\": \"vision\"}', 'range', 500000000, '', 'gpu_hours', '{}', now(), %s, %s) "
             "RETURNING id, measure) INSERT INTO budget_share (budget_id, start_ms, end_ms, shared_micro) "
-            "SELECT id, extract(epoch FROM date_trunc('month', now(), 'UTC'))::bigint * 1000, %s, 25000000 FROM b "
-            "WHERE measure = 'total'",
-            (now_ms,),
+            "SELECT id, %s, %s, 25000000 FROM b WHERE measure = 'total'",
+            (*span, *span, day_ms, now_ms),
         )
         connection.execute(
             "INSERT INTO finding (key, kind, state, subject, accelerator_id, team, owner, since_ms, opened_ms, "

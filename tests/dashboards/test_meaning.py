@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from dashboards.grafana import STATES
 
-from fakes.boards import BOARDS, SPAN, UNTIL, asked, chosen, options
+from fakes.boards import BOARDS, SINCE, SPAN, UNTIL, asked, chosen, options
 from fakes.grafana import Range, expanded, interpolated
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.services.fair_share import read_share_use
@@ -222,7 +222,8 @@ def test_budgets_say_what_counts_and_in_which_unit(ledger):
     (hours,) = rows(ledger, "finops", "Budgets (GPU-hours)")
     held = ledger.execute(
         "SELECT sum(gpu_ns) / 3.6e12 FROM ledger_day l JOIN owner o ON o.id = l.owner_id WHERE o.team = 'vision' "
-        "AND l.state = 'held' AND l.day_ms >= extract(epoch FROM date_trunc('month', now(), 'UTC'))::bigint * 1000"
+        "AND l.state = 'held' AND l.day_ms >= %s",
+        (int(SINCE.timestamp() * 1000),),
     ).fetchone()[0]
     corrected = ledger.execute(
         "SELECT coalesce(sum(c.gpu_ns), 0) / 3.6e12 FROM correction c JOIN owner o ON o.id = c.owner_id "

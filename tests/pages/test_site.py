@@ -1,6 +1,7 @@
 """All pages together: every link leads somewhere, every CSV can be read, and a viewer sees its own part only."""
 
 import csv
+import datetime as dt
 import io
 import json
 from dataclasses import dataclass, field
@@ -14,12 +15,14 @@ from typer.testing import CliRunner
 from fakes.collector import running
 from fakes.pages import Page
 from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, idle_job, two_teams
+from fakes.two_teams import FOREIGN, NOW_MS, OWN, idle_job, two_teams
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.cli import build
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
-MONTH = day(0)[:7]
+MONTH = dt.datetime.fromtimestamp(NOW_MS // HOUR_MS * HOUR_MS / 1000 - 1, dt.UTC).strftime("%Y-%m")
+"""The month of the last hour that has evidence: in the first hour of a month, the one before."""
+START = f"/?period={MONTH}"
 PAGES = ("/", "/statements", "/jobs", "/idle", "/anomalies", "/demand", "/trust")
 NOT_PAGES = ("/metrics", "/readyz", "/openapi.json")
 NARROWED = f"team={OWN}&period={MONTH}"
@@ -55,7 +58,7 @@ class Crawl:
     files: dict[str, list[list[str]]] = field(default_factory=dict)
 
     def run(self):
-        waiting = ["/"]
+        waiting = ["/", START]
         while waiting:
             path = waiting.pop()
             if path in self.texts or path.partition("?")[0] in NOT_PAGES:
@@ -103,12 +106,12 @@ def test_every_link_answers_and_every_csv_can_be_read(crawled):
 def test_the_way_from_the_overview_to_a_job_and_back(crawled):
     """Overview, team, statement, month, job, idle list, anomaly: each leads to the next."""
     statement = f"/statements/team/{OWN}/{MONTH}"
-    assert statement in crawled.pages["/"].links
+    assert statement in crawled.pages[START].links
     assert f"/statements/team/{MONTH}" in crawled.pages[statement].links
     (job,) = {urldefrag(link).url for link in crawled.pages[statement].links if link.startswith(f"/jobs/{OWN}-job")}
     assert f"/?team={OWN}" in crawled.pages[job].links
-    assert f"/jobs/slurm%3A%3A{OWN}-1" in crawled.pages["/idle"].links
-    anomaly = next(link for link in crawled.pages["/"].links if link.startswith("/anomalies?") and "#" in link)
+    assert f"/jobs/slurm%3A%3A{OWN}-1" in crawled.pages[f"/idle?period={MONTH}"].links
+    anomaly = next(link for link in crawled.pages[START].links if link.startswith("/anomalies?") and "#" in link)
     assert urldefrag(anomaly).url in crawled.pages
 
 
@@ -222,7 +225,7 @@ def test_several_jobs_of_one_name_are_a_list(fleet):
         assert [row[0] for row in Page(ask(fleet, headers["Location"])[2]).table("job").rows[1:]] == [
             f"train {OWN} · {OWN}-user · NVIDIA L4"
         ]
-        assert len(Page(ask(fleet, "/jobs?name=train")[2]).table("job").rows) == 3
+        assert len(Page(ask(fleet, f"/jobs?period={MONTH}&name=train")[2]).table("job").rows) == 3
     finally:
         with psycopg.connect(collector.dsn) as connection:
             connection.execute("UPDATE workload SET name = split_part(external_id, '-', 1) || '-job'")

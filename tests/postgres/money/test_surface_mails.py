@@ -71,7 +71,7 @@ def charged(ledger):
     return micro
 
 
-def test_idle_time_is_its_charge(idle, rich):
+def test_idle_time_is_its_charge(idle, rich, monkeypatch):
     """Finding, mail with its CSV, command, tool and the week's summary, to the last digit that each of them has."""
     micro = charged(idle)
     ((cost,),) = rich.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
@@ -87,7 +87,8 @@ def test_idle_time_is_its_charge(idle, rich):
         ("speech", {"amount": str(cents(micro)), "currency": "EUR"})
     ]
     assert reply.content["proof"]["state"] == "estimated"
-    assert [row["cost_micro"] for row in command if row["team"]] == [micro]
+    assert [Decimal(row["cost"]) for row in command if row["team"]] == [cents(micro)]
+    monkeypatch.setattr("gpuledger_collector.jobs.notify_findings.MIN_SUMMARY_GPU_HOURS", HOURS)
     assert notify_findings(Database(idle.dsn), OCTOBER + 40 * DAY + HOUR, WRITERS).summaries == 1
     ((week,),) = rich.rows("SELECT text FROM outbox WHERE kind = 'summary'")
     said = re.search(
