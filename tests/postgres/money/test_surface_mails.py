@@ -92,7 +92,7 @@ def test_idle_time_is_its_charge(idle, rich, monkeypatch):
     assert notify_findings(Database(idle.dsn), OCTOBER + 40 * DAY + HOUR, WRITERS).summaries == 1
     ((week,),) = rich.rows("SELECT text FROM outbox WHERE kind = 'summary'")
     said = re.search(
-        r"speech held 20\.0 GPU-hours that were idle, 3 Nov to 9 Nov: EUR ([\d.]+)", " ".join(week.split())
+        r"speech held 20\.0 GPU-hours that were idle, 3 Nov to 9 Nov: EUR ([\d,]+\.\d\d)", " ".join(week.split())
     )
     assert said, week
     assert Decimal(said[1]) == cents(micro)
