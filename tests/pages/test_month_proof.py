@@ -118,7 +118,7 @@ def test_a_recorded_flag_is_not_the_proof(october, ledger, said):
 
 
 def test_what_a_deeper_question_found_is_not_taken_back_by_a_shallower_one(october, ledger, run, said):
-    """A price changed by SQL is found by `reconcile`, stays found when the job asks, and is mended by asking as deep."""
+    """A price changed by SQL is found by `reconcile`, stays found when the job asks, and is gone when asked as deep."""
     prove_months(ledger, NOW_MS)
     change = "UPDATE price SET rate_per_gpu_hour = rate_per_gpu_hour {} 1 WHERE id = (SELECT min(id) FROM price)"
     past_triggers(october, change.format("+"), "price")
@@ -196,7 +196,9 @@ def test_it_costs_a_page_no_statement(october, ledger, monkeypatch):
         calendar = zones.calendar(connection)
         two = calendar.date_range("2025-09-01", "2025-11-01")
         checks = reports.conservation_checks(connection, two)
-        monkeypatch.setattr(psycopg.Cursor, "execute", lambda *given, **more: asked.append(1) or execute(*given, **more))
+        monkeypatch.setattr(
+            psycopg.Cursor, "execute", lambda *given, **more: asked.append(1) or execute(*given, **more)
+        )
         found, proof = month_proofs.checks_and_proof(connection, two, calendar)
         assert (found, len(asked), len(proof.months)) == (checks, 1, 2)
         assert reconcile(connection, two).holds
