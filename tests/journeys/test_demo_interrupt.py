@@ -52,7 +52,8 @@ def test_an_interrupt_ends_collector_and_database(times):
             os.killpg(demo.pid, signal.SIGINT)
             time.sleep(0.5)  # whether the demo has noticed or not: both must end well
         rest, errors = demo.communicate(timeout=120)
-    assert demo.returncode == 130
+    # The last one may come when Python has put its handlers away: a shell calls that 130 as well.
+    assert demo.returncode in {130, -signal.SIGINT}
     assert "ending the collector and its database" in rest
     assert "Traceback" not in errors
     assert processes_of(output) == []
