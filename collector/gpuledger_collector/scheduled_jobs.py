@@ -140,7 +140,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
         Job(
             "recommend",
             settings.recommend_seconds,
-            lambda: recommend(database, c.now_ms, tariff(settings)),
+            lambda: recommend(database, c.now_ms, tariff(settings)) if settings.recommend_seconds else 0,
             "recommendations",
         ),
         Job(

@@ -141,6 +141,8 @@ def set_up(output: Path, port: int) -> Stage:
         "max_evidence_age_days": 0,
         # The month is replayed day by day; a watch before that would write about all of it at once.
         "budget_seconds": 3600,
+        # The month is advised at its own instants; advice as of now, made meanwhile, would refuse an earlier one.
+        "recommend_seconds": 0,
         # Its old days are still arriving when the collector packs such days for the first time.
         "pack_after_days": 400,
     }
