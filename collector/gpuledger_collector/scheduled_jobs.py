@@ -68,9 +68,10 @@ def schedule(settings: Settings, database: Database, metrics: Metrics) -> Schedu
 
 
 def scheduled_jobs(settings: Settings, database: Database, stopping: Callable[[], bool] = lambda: False) -> list[Job]:
-    """List every job."""
+    """List every job that has an interval; one of 0 seconds is left to its command."""
     context = _Context(settings, database, stopping)
-    return [*_ledger_jobs(context), *_insight_jobs(context), *_upkeep_jobs(context)]
+    made = [*_ledger_jobs(context), *_insight_jobs(context), *_upkeep_jobs(context)]
+    return [job for job in made if job.seconds]
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
         Job(
             "recommend",
             settings.recommend_seconds,
-            lambda: recommend(database, c.now_ms, tariff(settings)) if settings.recommend_seconds else 0,
+            lambda: recommend(database, c.now_ms, tariff(settings)),
             "recommendations",
         ),
         Job(

@@ -91,7 +91,8 @@ def totals_of(connection):
 def assert_conserved(collector: CollectorProcess, senders: list[Sender]) -> None:
     """Every acknowledged batch is in the ledger once, with each of its records once."""
     collector.wait_ready()
-    with psycopg.connect(collector.dsn()) as connection:
+    # Each question by itself: a transaction that stays open holds the tables that it read, and packing drops them.
+    with psycopg.connect(collector.dsn(), autocommit=True) as connection:
         ledger = connection.execute("SELECT n.name, seq FROM ingest_batch JOIN node n ON n.id = node_id").fetchall()
         twice = connection.execute(
             "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM usage_interval"

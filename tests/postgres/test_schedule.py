@@ -9,7 +9,10 @@ import pytest
 
 from fakes.replicas import until
 from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.cli import demo_stage
 from gpuledger_collector.schedule import KEEP_RUNS_DAYS, Job, Leadership, Schedule, delete_old_runs
+from gpuledger_collector.scheduled_jobs import scheduled_jobs
+from gpuledger_collector.settings import Settings, load
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import ServerUnavailable
 
@@ -130,3 +133,13 @@ def test_a_job_apart_holds_no_other_up(database):
     schedule.start()
     schedule.stop(5)
     assert stopping.is_set()
+
+
+def test_a_job_of_0_seconds_is_left_to_its_command(database, tmp_path):
+    """So the collector of the demo, which advises on a past month at that month's own instants, never does as of now."""
+    stage = demo_stage.set_up(tmp_path / "out", port=9)
+    of_the_demo = load(stage.folder / demo_stage.CONFIG, {}, tmp_path)
+    every = {job.name for job in scheduled_jobs(Settings(), database)}
+    assert {job.name for job in scheduled_jobs(of_the_demo, database)} == every - {"recommend"}
+    rare = Settings(idle_seconds=0, anomaly_seconds=0)
+    assert {job.name for job in scheduled_jobs(rare, database)} == every - {"find_idle", "find_anomalies"}
