@@ -136,7 +136,7 @@ def test_a_job_apart_holds_no_other_up(database):
 
 
 def test_a_job_of_0_seconds_is_left_to_its_command(database, tmp_path):
-    """So the collector of the demo, which advises on a past month at that month's own instants, never does as of now."""
+    """So the collector of the demo, which advises on a past month at that month's instants, never advises as of now."""
     stage = demo_stage.set_up(tmp_path / "out", port=9)
     of_the_demo = load(stage.folder / demo_stage.CONFIG, {}, tmp_path)
     every = {job.name for job in scheduled_jobs(Settings(), database)}
