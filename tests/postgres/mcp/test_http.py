@@ -76,7 +76,7 @@ def test_a_viewer_is_billed_what_the_api_says(served):
         assert reply.totals[0]["cost"]["amount"] == bill["totals"][0]["cost"]
 
 
-@pytest.mark.parametrize("role", ["viewer", "finance"])
+@pytest.mark.parametrize("role", ["viewer", pytest.param("finance", marks=pytest.mark.slow)])
 def test_every_link_leads_to_a_page(served, role):
     """The link of each answer opens with the same token."""
     collector, secrets = served

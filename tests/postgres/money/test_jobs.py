@@ -133,10 +133,11 @@ class _StoppingConnection:
         return call
 
 
+@pytest.mark.parametrize("stride", [47, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("late", [False, True])
-def test_stopped_after_any_step_and_run_again(expected, fleet, ledger, late) -> None:
+def test_stopped_after_any_step_and_run_again(expected, fleet, ledger, late, stride) -> None:
     """Whatever step the jobs die at, the next run ends with the same ledger."""
-    for steps in range(1, 600, 7):
+    for steps in range(1, 600, stride):
         wipe(fleet)
         for batch in BATCHES:
             fleet.evidence(batch)
