@@ -433,4 +433,10 @@ def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
     kept = f"; {plural(outcome.kept, 'row')} kept what their file has no column for" if outcome.kept else ""
     replaced = f"; {plural(outcome.replaced, 'workload')} of another source removed" if outcome.replaced else ""
     nearby = f"; {outcome.nearby} of it stay, a few hours outside of this file's time" if outcome.nearby else ""
-    return f"{noun}: {changes}; {days_note(outcome)}{kept}{replaced}{nearby}"
+    unknown = (
+        f"; beside {plural(outcome.unknown, 'workload')} of its time that an earlier version imported from an unknown "
+        "source: if they are the same GPUs, they are billed twice"
+        if outcome.unknown
+        else ""
+    )
+    return f"{noun}: {changes}; {days_note(outcome)}{kept}{replaced}{nearby}{unknown}"

@@ -129,6 +129,35 @@ def test_usage_of_before_the_column_is_known_by_its_ids(imported, fleet):
     assert imported("sacct", accounting((1005, 8, 4), (1006, 9, 4)))[0] == 0
 
 
+def test_a_further_run_of_before_is_of_slurm_s_accounting(imported, fleet):
+    """Runs of a job that was requeued without a new submission have its id and their start."""
+    assert imported("sacct", accounting((1005, 8, 4)))[0] == 0
+    fleet.connection.execute("UPDATE imported_usage SET source = NULL")
+    fleet.connection.execute("UPDATE workload SET external_id = external_id || '@1790870400'")
+    assert imported("sacct", accounting((1006, 9, 4)))[0] == 0
+    assert imported("usage", table(("1006_1", 8, 4)))[0] == 2
+
+
+def test_what_no_id_tells_refuses_nothing_and_is_said_once(imported, fleet):
+    """A further run of NAMESPACE/NAME looks like a job of Slurm's accounting; its own file tells what it is."""
+    pod = table(("vision/train", 8, 2), ("vision/train", 11, 2))
+    assert imported("usage", pod)[0] == 0
+    fleet.connection.execute("UPDATE imported_usage SET source = NULL")
+    code, out, err = imported("sacct", accounting((1005, 12, 4)))
+    assert (code, "table of jobs" in err) == (2, True), (out, err)
+    fleet.connection.execute("DELETE FROM imported_usage WHERE start_ms < %s", ((START + 11 * HOUR) * 1000,))
+    for kind, text in (("sacct", accounting((1005, 12, 4))), ("usage", table((7, 8, 4)))):
+        code, out, err = imported(kind, text, "--dry-run")
+        assert (code, err) == (0, "")
+        assert out.count("beside 1 workload of its time that an earlier version imported from an unknown source") == 1
+    code, out, err = imported("sacct", accounting((1005, 12, 4)), "--replace", "--dry-run")
+    assert (code, "removed" in out, "unknown source" in out) == (0, False, True), err
+    code, out, err = imported("usage", table(("vision/train", 11, 2)))
+    assert (code, "unknown source" in out) == (0, False), err
+    assert fleet.rows("SELECT source FROM imported_usage") == [("table",)]
+    assert imported("sacct", accounting((1005, 12, 4)))[0] == 2
+
+
 def test_replace_and_also_exclude_each_other(imported):
     """One of the two."""
     code, _, err = imported("usage", table((1, 8, 4)), "--replace", "--also")

@@ -23,7 +23,7 @@ from gpuledger_collector.storage.ledger.rows import (
     UsageRow,
     UsageSource,
 )
-from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap
+from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, store_source
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
@@ -62,6 +62,7 @@ def add_usage(
     if columns.has_runs:
         rows = name_runs(rows, known_runs(connection, rows))
     _copy_incoming(connection, rows)
+    store_source(connection, source)
     kept = _keep_known(connection, columns)
     theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
     ours = [f"i.{name}" for _, names in _COMPARED for name in names]
@@ -120,6 +121,7 @@ def add_usage(
         kept,
         replaced=len(replaced.spans),
         nearby=replaced.nearby,
+        unknown=replaced.unknown,
     )
 
 

@@ -57,6 +57,10 @@ class UsageSource(enum.StrEnum):
     table = "table"
 
 
+UNKNOWN_SOURCE = "unknown"
+"""Source of usage that was imported before sources were recorded, where neither its id nor its times tell."""
+
+
 class OnOverlap(enum.Enum):
     """What happens to usage that another source brought for the same time of the same GPUs."""
 
@@ -102,6 +106,8 @@ class ImportOutcome:
     """Workloads of another source that were removed."""
     nearby: int = 0
     """Workloads of another source that stay, though they begin or end within hours of the replaced time."""
+    unknown: int = 0
+    """Workloads of an unknown source in the time of the file: they are billed beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ only usage of an unknown or another pool is compared with them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
 from gpuledger_collector.accounting.placement import SEEN
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.ledger.rows import UNKNOWN_POOL, OnOverlap, UsageSource
+from gpuledger_collector.storage.ledger.rows import UNKNOWN_POOL, UNKNOWN_SOURCE, OnOverlap, UsageSource
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 
@@ -26,14 +26,22 @@ _NAMES = {
     UsageSource.sacct: "Slurm's accounting (import sacct)",
     UsageSource.table: "a table of jobs (start, import usage)",
 }
-_SOURCE = "coalesce(u.source, CASE WHEN w.external_id ~ '/[^/@]+@[0-9]+$' THEN 'sacct' ELSE 'table' END)"
-"""Rows of before the column was: ids of `import sacct` are CLUSTER/JOB@SUBMITTED, and no others have this form."""
+_SACCT_ID = r"/[0-9+_]+@{submitted}(@[0-9]+)?$"
+"""Ids of `import sacct`: CLUSTER/JOB@SUBMITTED, and a further run of the job with its start."""
+_SOURCE = f"""coalesce(u.source, CASE
+    WHEN w.external_id ~ format('{_SACCT_ID.format(submitted="%%s")}', coalesce(u.submitted_ms, 0) / 1000) THEN 'sacct'
+    WHEN w.external_id ~ '/[^/@]+@[0-9]+(@[0-9]+)?$' THEN '{UNKNOWN_SOURCE}' ELSE 'table' END)"""
+"""Of rows from before the column: `import sacct` stored the submission that its ids end with, and tables write other
+ids. A further run of NAMESPACE/NAME has such an id as well, so what fits the form alone is unknown.
+"""
 _FILE = """WITH file AS (SELECT min(start_ms) AS first_start, max(start_ms) AS last_start,
         min(coalesce(end_ms - 1, %(open)s)) AS first_end, max(coalesce(end_ms - 1, %(open)s)) AS last_end,
         array_agg(DISTINCT pool) AS pools, array_agg(DISTINCT node) FILTER (WHERE node <> '') AS nodes
     FROM {rows})"""
-_OTHERS = f"""FROM file, imported_usage u JOIN workload w ON w.id = u.workload_id WHERE {_SOURCE} <> %(source)s
-    AND (u.pool = ANY(file.pools) OR u.node = ANY(file.nodes) OR %(unknown)s = ANY(file.pools || u.pool))"""
+_SAME_PLACE = """(u.pool = ANY(file.pools) OR u.node = ANY(file.nodes)
+    OR %(unknown_pool)s = ANY(file.pools || u.pool))"""
+_OTHERS = f"""FROM file, imported_usage u JOIN workload w ON w.id = u.workload_id
+    WHERE {_SOURCE} <> ALL(%(not_other)s) AND {_SAME_PLACE}"""
 _TOUCHING = """u.start_ms <= file.last_end + %(zones)s
     AND (u.end_ms IS NULL OR u.end_ms >= file.first_start - %(zones)s)"""
 _COVERED = """u.start_ms >= file.first_start - file.first_start %% %(day)s - {margin}
@@ -43,17 +51,25 @@ _COVERED = """u.start_ms >= file.first_start - file.first_start %% %(day)s - {ma
 """Days on which jobs of the file begin, and on which they end: what began or ended on others is not in it."""
 
 
+_UNKNOWN = f"""FROM file, imported_usage u JOIN workload w ON w.id = u.workload_id
+    WHERE {_SOURCE} = '{UNKNOWN_SOURCE}' AND {_SAME_PLACE} AND {_TOUCHING}"""
+
+
 class OtherSource(ValueError):
     """Another source brought usage for the same time; the message states the choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What was removed for a file: pools and times to rate again; and how much of the other source is left nearby."""
+    """What was removed for a file: pools and times to rate again; and how much of the other source is left nearby.
+
+    `unknown` counts what was brought for the time of the file by nobody knows which source: it stays.
+    """
 
     pools: Sequence[str] = ()
     spans: Sequence[tuple[int, int | None]] = ()
     nearby: int = 0
+    unknown: int = 0
 
 
 def resolve_overlap(connection: Connection, source: UsageSource, choice: OnOverlap, now_ms: int) -> Replaced:
@@ -61,18 +77,37 @@ def resolve_overlap(connection: Connection, source: UsageSource, choice: OnOverl
 
     A file that brings no new job is not refused. Raises OtherSource.
     """
-    if choice is not OnOverlap.also:
-        _refuse_measured(connection)
+    if choice is OnOverlap.also:
+        return Replaced()
+    _refuse_measured(connection)
     if choice is OnOverlap.refuse:
         _refuse_imported(connection, source, now_ms)
-    return _replace(connection, source, now_ms) if choice is OnOverlap.replace else Replaced()
+    replaced = _replace(connection, source, now_ms) if choice is OnOverlap.replace else Replaced()
+    return replace(replaced, unknown=_unknown(connection, source))
+
+
+def store_source(connection: Connection, source: UsageSource) -> None:
+    """Store the source of rows in `incoming` that were imported before it was recorded: their ids are this source's."""
+    connection.execute(
+        "WITH known AS MATERIALIZED (SELECT w.id FROM incoming i JOIN workload w USING (key)) "
+        "UPDATE imported_usage u SET source = %s FROM known k WHERE k.id = u.workload_id AND u.source IS NULL",
+        (source.value,),
+    )
+
+
+def _unknown(connection: Connection, source: UsageSource) -> int:
+    """How many workloads of an unknown source there are in the time of the new rows of the file."""
+    new = _FILE.format(rows="changed WHERE known IS NULL")
+    row = connection.execute(f"{new} SELECT count(*) {_UNKNOWN}", _parameters(source)).fetchone()
+    return 0 if row is None else row[0]
 
 
 def _parameters(source: UsageSource) -> dict[str, object]:
     return {
-        "source": source.value,
+        # A source that nobody knows refuses nothing.
+        "not_other": [source.value, UNKNOWN_SOURCE],
         "open": _OPEN_MS,
-        "unknown": UNKNOWN_POOL,
+        "unknown_pool": UNKNOWN_POOL,
         "zones": ZONES_MS,
         "day": DAY_MS,
     }
