@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dashboards.grafana import BLUE, GREEN, MONEY, ORANGE, VERMILION, Panel, column, link, stat, table
 from dashboards.sql import MICRO
+from gpuledger_collector.insight.findings import AT_LISTED_RATES
 
 CHOSEN = "r.currency = ${currency:sqlstring}"
 WINDOW = "of the window that the last search looked at"
@@ -74,8 +75,8 @@ def advice() -> Panel:
     """The advice itself, the dearest first."""
     return table(
         "Recommendations ($currency)",
-        f"Open and accepted advice, by what it saves, {WINDOW}; rows overlap and must not be added up. Decide with "
-        "`gpuledger recommend accept ID`. May be empty, and then nothing is to be saved.",
+        f"Open and accepted advice, by what it saves, {WINDOW}, {AT_LISTED_RATES}; rows overlap and must not be added "
+        "up. Decide with `gpuledger recommend accept ID`. May be empty, and then nothing is to be saved.",
         f"""
         SELECT r.advice, r.team, r.state, r.cash_expected_micro / {MICRO} AS saves,
             r.capacity_expected_micro / {MICRO} AS frees, r.realized_micro / {MICRO} AS "saved so far",

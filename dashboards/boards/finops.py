@@ -70,6 +70,7 @@ from dashboards.sql import (
     states_of_cost,
     whole,
 )
+from gpuledger_collector.insight.findings import AT_LISTED_RATES
 
 CHOSEN = f"{DAYS} AND {CURRENCY} AND {POOLS} AND {MODELS}"
 WASTE = """sum(CASE WHEN l.state = 'held' THEN l.idle_cost_micro
@@ -601,8 +602,8 @@ BOARD = Board(
                 table(
                     "Anomalies",
                     "Spending outside the expected band, ongoing first and then those in $currency by cost, whatever "
-                    "pool and model are chosen, with what caused it. A name opens the team's showback of those "
-                    "days. Empty is good.",
+                    "pool and model are chosen, with what caused it. Amounts are more than in the same hours before, "
+                    f"{AT_LISTED_RATES}. A name opens the team's showback of those days. Empty is good.",
                     ANOMALIES,
                     MONEY,
                     width=24,

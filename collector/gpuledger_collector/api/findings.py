@@ -57,7 +57,10 @@ def router(context: ReadContext) -> APIRouter:
         after: After = "",
         principal: Principal = reader,
     ) -> dict[str, Any]:
-        """Episodes of unusual spending, with price, volume and mix against the same hours before, by key."""
+        """Episodes of unusual spending, with price, volume and mix against the same hours before, by key.
+
+        Amounts are of GPU-time at the rates of the price book, without node costs, commitments and adjustments.
+        """
         return list_findings(context, "anomaly", days, open_only, limit, after, principal)
 
     return routes

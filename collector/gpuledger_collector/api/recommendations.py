@@ -55,6 +55,7 @@ def router(context: ReadContext) -> APIRouter:
     ) -> dict[str, Any]:
         """Savings of the observed window as low, expected and high: cash, freed capacity and energy apart, by key.
 
+        Amounts are of GPU-time at the rates of the price book, without node costs, commitments and adjustments.
         `joint` is all open advice followed at once; the items overlap and must not be added up. It and
         `not_evaluated` concern the entire fleet and are left out for a token that sees one owner's part.
         """

@@ -16,6 +16,7 @@ from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.findings import anomaly_row
 from gpuledger_collector.insight.anomalies import Detection, detect, group_episodes
+from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.storage.findings.findings import named
@@ -91,7 +92,8 @@ def anomalies(
         with session.database.transaction() as connection:
             findings = named(connection, "anomaly", span.start_ms, span.end_ms)
     note = (
-        f"{plural(len(findings), 'episode')}; amounts are the exact difference to the same hours a week (or days) ago"
+        f"{plural(len(findings), 'episode')}; amounts are the exact difference to the same hours a week (or days) ago, "
+        f"{AT_LISTED_RATES}"
     )
     emit(form, COLUMNS, [anomaly_row(finding) for finding in findings], [note])
     end_with(any(finding["resolved_ms"] is None for finding in findings), exit_code)

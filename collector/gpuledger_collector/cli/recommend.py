@@ -16,6 +16,7 @@ from gpuledger_collector.cli.amounts import minor_amount
 from gpuledger_collector.cli.common import dry_run_note, end_with, new_app, refuse
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
+from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.stored_recommendations import WINDOW_DAYS, still_hold
 from gpuledger_collector.settings import Settings
@@ -243,8 +244,8 @@ def sentences(items: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None)
     if run is None:
         return ["nothing was evaluated: there is no inventory yet"]
     lines = [
-        f"amounts are of the observed window, {format_date(run['start_ms'])} to {format_date(run['end_ms'])}: "
-        "expected (low to high)",
+        f"amounts are of the observed window, {format_date(run['start_ms'])} to {format_date(run['end_ms'])}, "
+        f"{AT_LISTED_RATES}: expected (low to high)",
         f"as of {format_instant(run['made_ms'])}; --fresh computes them again",
     ]
     window_ms = run["end_ms"] - run["start_ms"]

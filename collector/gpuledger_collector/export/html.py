@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.export.site import address, job_path, owner_filter, pool_path, statement_path
+from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
 
@@ -67,6 +68,7 @@ def environment() -> Environment:
         "pool_path": pool_path,
         "statement_path": statement_path,
         "UNKNOWN": UNKNOWN,
+        "AT_LISTED_RATES": AT_LISTED_RATES,
     }
     return templates
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+AT_LISTED_RATES = "of GPU-time at the rates of the price book, without node costs, commitments and adjustments"
+"""What amounts of unusual spending are: it is found before its hours are rated."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -13,7 +13,7 @@ from typing import Any
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.findings import AT_LISTED_RATES, Finding
 from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.templating import (
@@ -284,7 +284,10 @@ def anomaly(notice: AnomalyNotice, links: AckLinks | None = None, pages: PageLin
         tone=BAD if cost >= 0 else CALM,
         open=None if pages is None else ("Open the episode", pages.anomalies(finding.subject)),
         actions=[("See the hours and the workloads", "gpuledger anomalies")],
-        notes=["Amounts are exact; that they are unusual is an estimate. Time without data never counts as a saving."],
+        notes=[
+            f"Amounts are exact, {AT_LISTED_RATES}; that they are unusual is an estimate. "
+            "Time without data never counts as a saving."
+        ],
     ).content()
 
 

@@ -33,9 +33,9 @@ ROUTES = {
     "POST /mcp": "test_surfaces.py: tools",
     "GET /idle": "tests/postgres/findings: at the price book's rate",
     "GET /v1/idle": "tests/postgres/findings: at the price book's rate",
-    "GET /anomalies": "tests/postgres/findings: differences to weeks before, not a bill",
-    "GET /v1/anomalies": "tests/postgres/findings: differences to weeks before, not a bill",
-    "GET /v1/recommendations": "tests/postgres/recommendations: estimates",
+    "GET /anomalies": "test_surface_findings.py: a difference of two chargebacks",
+    "GET /v1/anomalies": "test_surface_findings.py: a difference of two chargebacks",
+    "GET /v1/recommendations": "test_surface_findings.py: a difference of two bills",
     "GET /pools/{pool:name}": "tests/pages/test_pool.py: estimates of a backtest",
     "GET /v1/scaling/{pool:name}": "advice at the price book's rate",
 }
@@ -50,7 +50,7 @@ MAILS = {
     "budget_mail.write": "test_surfaces.py: what is spent",
     "digest_mail.write": "amounts of the mails that it joins",
     "finding_mail.idle": "tests/postgres/findings: at the price book's rate",
-    "finding_mail.anomaly": "tests/postgres/findings: differences to weeks before, not a bill",
+    "finding_mail.anomaly": "test_surface_findings.py: a difference of two chargebacks",
     "finding_mail.acted": "tests/postgres/findings: at the price book's rate",
     "finding_mail.summary": "tests/postgres/findings: at the price book's rate",
 }

@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.statement import days_left_out
 from gpuledger_collector.export.site import ANOMALIES
+from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import (
     Answer,
@@ -102,7 +103,9 @@ class Event(Model):
     kind: Literal["price", "anomaly", "correction", "unrated"]
     at: Annotated[str | None, Field(description="RFC 3339, UTC.")]
     text: Annotated[str, Field(description="What is recorded; data, may quote names.")]
-    amount: Money | None = None
+    amount: Annotated[
+        Money | None, Field(description=f"Of an anomaly: more than in the same hours before, {AT_LISTED_RATES}.")
+    ] = None
 
 
 class ExplainedTotal(ChangeTotal):

@@ -311,7 +311,8 @@ def _idle_row(row: Mapping[str, Any]) -> IdleRow:
 def get_rightsizing(ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = "") -> Answer[AdviceRow, AdviceTotal]:
     """What to do about waste: open recommendations with their saving as a range, most first, and what was not judged.
 
-    Estimates of an observed window; they overlap and must not be added up.
+    Estimates of an observed window, of GPU-time at the rates of the price book, without node costs, commitments and
+    adjustments; they overlap and must not be added up.
     """
     page = Page(limit, cursor)
     with ledger.snapshot() as snapshot:
