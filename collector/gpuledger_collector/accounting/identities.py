@@ -161,11 +161,15 @@ def differences(
     expected: Mapping[Key, Sequence[int | None]],
     stored: Mapping[Key, Sequence[int | None]],
 ) -> list[Mismatch]:
-    """Compare two sides by the identity's keys; what is zero in every measure equals a line that is not there."""
+    """Compare two sides by the identity's keys; what is zero in every measure equals a line that is not there.
+
+    In a line that both sides have, unknown is not zero.
+    """
     mismatches = []
     nothing = (None,) * len(identity.measures)
     for key in sorted(expected.keys() | stored.keys()):
         sides = expected.get(key, nothing), stored.get(key, nothing)
+        is_in_both = key in expected and key in stored
         mismatches += [
             Mismatch(
                 identity=identity,
@@ -175,6 +179,6 @@ def differences(
                 stored=right,
             )
             for measure, left, right in zip(identity.measures, *sides, strict=True)
-            if (left or 0) != (right or 0)
+            if (left != right if is_in_both else (left or 0) != (right or 0))
         ]
     return mismatches

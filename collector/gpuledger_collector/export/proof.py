@@ -225,6 +225,8 @@ def _place(mismatch: Mismatch) -> str:
         return f"The rows of {month} in {table} are NOT those that its close recorded in the audit log."
     if mismatch.identity is TIMES:
         table, day = mismatch.place.values()
+        if mismatch.measure:
+            return f"The times of {day} in {table} have NO hash: it was removed, or an earlier version rated the day."
         return f"The times of {day} in {table} are NOT those that rating recorded (when it was rated, or a correction)."
     where = ", ".join(value for value in mismatch.place.values() if value)
     expected, stored = ("no line" if value is None else value for value in (mismatch.expected, mismatch.stored))

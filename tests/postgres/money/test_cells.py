@@ -39,9 +39,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SEED = int(os.environ.get("GPULEDGER_TEST_SEED") or random.SystemRandom().randrange(10**6))
 DRAWN = 1.0 if profiles.PROFILE == "long" else 0.15
-"""The part of the cells besides money, hours and owners that is changed."""
-MONEY_HOURS_OWNERS = re.compile(
-    r"micro|minor|_cost$|_ns$|_mj$|(start|end|hour|held|busy|idle|unknown|day|in|out)_ms$|owner|state|currency|holds"
+"""The part of the cells besides money, hours, owners and hashes that is changed."""
+ALWAYS = re.compile(
+    r"sha256|micro|minor|_cost$|_ns$|_mj$|(start|end|hour|held|busy|idle|unknown|day|in|out)_ms$|owner|state|currency|holds"
     r"|^(org|team|project|experiment|run|user_name)$"
 )
 DERIVED = {
@@ -122,6 +122,15 @@ class Cell:
     statement: str
 
 
+def changes(column: sa.Column) -> Iterator[str]:
+    """SQL of what a cell is changed to; one that is null already is not emptied."""
+    value = another(column)
+    if value is not None:
+        yield value
+    if column.nullable:
+        yield "NULL"
+
+
 def another(column: sa.Column) -> str | None:
     """SQL of another value for a cell; None where no value of the type is known."""
     name = f'"{column.name}"'
@@ -166,13 +175,16 @@ def kinds(connection: psycopg.Connection, table: str, month: Period) -> list[tup
 
 def cells(connection: psycopg.Connection, table: str, month: Period, draw: random.Random) -> Iterator[Cell]:
     """The changes of a table that this run makes."""
-    columns = {column.name: another(column) for column in metadata.tables[table].columns}
+    columns = {column.name: tuple(changes(column)) for column in metadata.tables[table].columns}
+    nullable = [column.name for column in metadata.tables[table].columns if column.nullable]
     states = set()
     for kind, at, day_ms in kinds(connection, table, month):
         where, state = f"w.ctid = '{at}'", kind.partition(" ")[0]
-        for name, value in columns.items():
-            is_required = MONEY_HOURS_OWNERS.search(name) and state not in states
-            if value is not None and (is_required or draw.random() < DRAWN):
+        # The last words of a kind say which of these columns are null.
+        empty = {name for name, word in zip(reversed(nullable), reversed(kind.split()), strict=False) if word == "true"}
+        for name, value in ((name, value) for name, values in columns.items() for value in values):
+            is_required = ALWAYS.search(name) and state not in states
+            if (value != "NULL" or name not in empty) and (is_required or draw.random() < DRAWN):
                 statement = f'UPDATE {table} w SET "{name}" = {value} WHERE {where}'
                 yield Cell(table, name, kind, at, day_ms, statement)
         if state not in states or draw.random() < DRAWN:

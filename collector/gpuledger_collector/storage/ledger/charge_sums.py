@@ -31,18 +31,13 @@ _WHERE = "WHERE day_ms >= %(start)s AND day_ms < %(end)s"
 _LEVELS = ", ".join(f"coalesce({LEVEL_COLUMNS[level]}, '')" for level in LEVELS)
 
 
-def _amount(name: str) -> str:
-    """A measure of a line as reports read it."""
-    return _LIST_COST if name == "list_cost_micro" else name
-
-
 def _sum(name: str) -> str:
     """The sum of a measure over charges, as rating adds up the lines of a day."""
     if name not in COMPARED:
         return f"sum({name})"
     # A covered part without a contracted cost makes the whole line incomparable.
     unknown = "count(*) FILTER (WHERE commitment_id IS NOT NULL AND contracted_cost_micro IS NULL) > 0"
-    return f"CASE WHEN {unknown} THEN NULL ELSE sum({_amount(name)}) END"
+    return f"CASE WHEN {unknown} THEN NULL ELSE sum({_LIST_COST if name == 'list_cost_micro' else name}) END"
 
 
 # Usage imported as counts has no accelerator: only of that the node is told apart.
@@ -70,7 +65,7 @@ WITH charged AS MATERIALIZED (
         AND NOT corrects
 ), line ({_LINE}, side) AS (
     SELECT {_LINE}, 1 FROM charged
-    UNION ALL SELECT {_KEYS}, {", ".join(map(_amount, MEASURES))}, -1 FROM ledger_day {_WHERE}
+    UNION ALL SELECT {_LINE}, -1 FROM ledger_day {_WHERE}
 ), odd AS (
     SELECT {_LINE}, sum(side) < 0 AS is_stored FROM line GROUP BY {_LINE} HAVING sum(side) <> 0
     ORDER BY {_KEYS}, is_stored LIMIT {2 * MOST}
@@ -85,7 +80,7 @@ UNION ALL SELECT 'adjusted', to_jsonb(part) FROM (
     LEFT JOIN owner o ON o.id = l.owner_id GROUP BY 1, 2, 3, 4, 5, 6) AS part
 UNION ALL SELECT 'node', to_jsonb(part) FROM (
     SELECT n.name, l.currency, sum(l.cost_micro) AS micro FROM others l JOIN node_cost n ON n.id = l.node_cost_id
-    GROUP BY 1, 2) AS part
+    WHERE l.currency IS NOT NULL GROUP BY 1, 2) AS part
 UNION ALL SELECT 'imported', to_jsonb(part) FROM (
     SELECT day_ms, pool, gpu_model, node, sum(gpu_ns) AS gpu_ns FROM others
     WHERE node IS NOT NULL AND state = 'held'

@@ -1,6 +1,7 @@
 """Instants that follow from no other table: when a day was rated, and from when to when the lines of a correction are.
 
-Rating hashes them beside the check of the day. A day that an earlier version rated has no hash, and is not compared.
+Rating hashes them beside the check of the day; migration 0020 did so for days that were rated before. So a check
+without a hash was changed, or is of an earlier version that rated beside the newer schema: both are said.
 """
 
 from __future__ import annotations
@@ -29,20 +30,19 @@ def hash_check(connection: Connection, table: str, day_ms: int, proved_at: dt.da
 
 
 def changed(connection: Connection, period: Period, calendar: Calendar) -> list[Mismatch]:
-    """Where the instants of a period's days are not those that rating hashed."""
+    """Where the instants of a period's days are not those that rating hashed, or the hash is missing."""
     lines = _lines(connection, period)
     return [
         Mismatch(
             identity=TIMES,
             place={"table": table, "day": calendar.date_of(day_ms).isoformat()},
-            measure="",
+            measure="times_sha256" if recorded is None else "",
             expected=None,
             stored=None,
         )
         for table in TABLES
         for day_ms, proved_at, recorded in connection.execute(
-            f"SELECT day_ms, proved_at, times_sha256 FROM {table} WHERE day_ms >= %s AND day_ms < %s "
-            "AND times_sha256 IS NOT NULL ORDER BY day_ms",
+            f"SELECT day_ms, proved_at, times_sha256 FROM {table} WHERE day_ms >= %s AND day_ms < %s ORDER BY day_ms",
             (period.start_ms, period.end_ms),
         )
         if _hash(proved_at, lines.get(day_ms, ()) if table == "corrected_day" else ()) != recorded

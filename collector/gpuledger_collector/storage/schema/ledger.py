@@ -60,7 +60,12 @@ def check_columns() -> list[sa.Column[Any]]:
         *required(INSTANT, "proved_at"),
         column("commitments", JSONB, "by name: committed, covered and unused time and money", default="{}"),
         column("stranded_ns", SUM, default="0"),
-        column("times_sha256", TEXT, "of proved_at and the times of corrections; null: not recorded", nullable=True),
+        column(
+            "times_sha256",
+            TEXT,
+            "of proved_at and the times of corrections; null: by an older collector",
+            nullable=True,
+        ),
     ]
 
 
