@@ -44,7 +44,9 @@ def _sum(name: str) -> str:
 _IS_COUNTED = (
     "accelerator_id IS NULL AND state <> 'commitment_unused' AND node_cost_id IS NULL AND adjustment_id IS NULL"
 )
-_HAS_MORE_KEYS = " AND (accelerator_id IS NULL OR adjustment_id IS NOT NULL OR node_cost_id IS NOT NULL)"
+_HAS_MORE_KEYS = "(adjustment_id IS NOT NULL OR node_cost_id IS NOT NULL OR " + _IS_COUNTED + ")"
+_MORE = f" AND (SELECT bool_or(has_more_keys) FROM charged) AND {_HAS_MORE_KEYS}"
+"""Most fleets have none in most months, and then the charges are not read a second time."""
 _OTHERS = f"""
     SELECT {_KEYS}, adjustment_id, node_cost_id, CASE WHEN {_IS_COUNTED} THEN node END AS node,
         {{corrects}} AS corrects, sum(gpu_ns) AS gpu_ns, sum(cost_micro) AS cost_micro
@@ -53,9 +55,10 @@ _OTHERS = f"""
 # more keys (adjustments, node costs, imported counts, corrections) is found by a filter, and is few charges or all.
 _SUMS = f"""
 WITH charged AS MATERIALIZED (
-    SELECT {_KEYS}, {", ".join(f"{_sum(name)} AS {name}" for name in MEASURES)} FROM charge {_WHERE} GROUP BY {_KEYS}
+    SELECT {_KEYS}, {", ".join(f"{_sum(name)} AS {name}" for name in MEASURES)},
+        count(*) FILTER (WHERE {_HAS_MORE_KEYS}) > 0 AS has_more_keys FROM charge {_WHERE} GROUP BY {_KEYS}
 ), others AS MATERIALIZED (
-    {_OTHERS.format(table="charge", corrects="false", more=_HAS_MORE_KEYS)}
+    {_OTHERS.format(table="charge", corrects="false", more=_MORE)}
     UNION ALL {_OTHERS.format(table="correction", corrects="true", more="")}
 ), state AS (
     SELECT day_ms, state, false AS imported, currency, gpu_ns, cost_micro FROM charged

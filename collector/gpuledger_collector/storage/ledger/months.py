@@ -103,8 +103,9 @@ def inconsistent(connection: Connection, period: Period) -> list[Period]:
         "SELECT DISTINCT start_ms, end_ms FROM ledger_month WHERE start_ms < %s AND end_ms > %s ORDER BY 1, 2",
         (period.end_ms, period.start_ms),
     ).fetchall()
-    # EXCEPT ALL in both directions: lines that only one side has, with repetitions.
-    differs = f"SELECT FROM (({_KEPT} EXCEPT ALL {_ADDED}) UNION ALL ({_ADDED} EXCEPT ALL {_KEPT})) AS odd LIMIT 1"
+    # Lines that one side has more often than the other; the days are added up once.
+    both = f"SELECT 1, {_COLUMNS} FROM ({_KEPT}) AS kept UNION ALL SELECT -1, days.* FROM ({_ADDED}) AS days"
+    differs = f"SELECT FROM ({both}) AS line (side, {_COLUMNS}) GROUP BY {_COLUMNS} HAVING sum(side) <> 0 LIMIT 1"
     return [
         Period(start_ms, end_ms)
         for start_ms, end_ms in months

@@ -147,9 +147,11 @@ def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
     columns = "day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, cost_micro"
     rows = connection.execute(
         f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.pool, l.gpu_model, l.currency, sum(l.gpu_ns)::bigint, "
-        f"sum(l.cost_micro)::bigint FROM (SELECT {columns} FROM ledger_day UNION ALL SELECT {columns} FROM correction) "
-        "AS l JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' "
-        "AND l.currency IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9",
+        # Held time with a currency has a cost; where somebody removed it, the proof says so and must not fail.
+        f"coalesce(sum(l.cost_micro), 0)::bigint FROM (SELECT {columns} FROM ledger_day "
+        f"UNION ALL SELECT {columns} FROM correction) AS l JOIN owner o ON o.id = l.owner_id "
+        "WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' AND l.currency IS NOT NULL "
+        "GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9",
         (period.start_ms, period.end_ms),
     )
     return {Place(OwnerPath(*row[:-5]), *row[-5:-2]): HeldCost(*row[-2:]) for row in rows if row[-2] or row[-1]}
