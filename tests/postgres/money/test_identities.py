@@ -200,6 +200,7 @@ def test_what_was_imported_as_counts_says_what_is_proven(fleet, run, written, mo
     assert code == 0
     assert "It holds" not in text
     assert "Its charges have the hours of the imported rows; that the GPUs were held is not proven." in text
+    assert "does not cover" not in text, "a ledger without a zone of its own has no row of one"
 
 
 def test_an_assistant_can_name_every_identity():

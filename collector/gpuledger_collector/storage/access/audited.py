@@ -296,7 +296,7 @@ def _compare_zones(
     stored = connection.execute(
         "SELECT zone, from_ms FROM billing_zone WHERE superseded_at IS NULL ORDER BY from_ms, id"
     ).fetchall()
-    if not entries:
+    if stored and not entries:
         comparison.uncovered["billing_zone"] += len(stored)
     elif stored != declared:
         comparison.deviations.append(Deviation("billing_zone", stored[-1][0] if stored else "UTC", "zone"))
