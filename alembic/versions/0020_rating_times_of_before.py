@@ -1,4 +1,4 @@
-"""Hashes of the times of days that were rated before there was a hash.
+"""Hashes of the times of days that were rated before there was a hash, and of what is known of corrections.
 
 Revision ID: 0020
 """
@@ -19,27 +19,27 @@ PROVED = (
     f"ELSE {INSTANT.format(at='proved_at', form=FRACTION)} END || '+00:00'"
 )
 LINES = """
-    coalesce((SELECT string_agg(E'\\n' || concat_ws(' ', id, recorded_ms, start_ms, end_ms), '' ORDER BY id)
+    coalesce((SELECT string_agg(E'\\n' || concat_ws(' ', id, recorded_ms, start_ms, end_ms,
+            coalesce(list_cost_micro::text, 'None'), coalesce(contracted_cost_micro::text, 'None')), '' ORDER BY id)
         FROM correction WHERE correction.day_ms = corrected_day.day_ms), '')
 """
 TEXTS = {"conservation_check": PROVED, "corrected_day": f"{PROVED} || {LINES}"}
-"""What is hashed, as `storage/ledger/rating_times.py` spells it."""
+"""What is hashed, as `storage/ledger/rating_times.py` spells it; of corrections with two costs that it did not have."""
 COMMENT = "of proved_at and the times of corrections; null: {}"
 
 
 def upgrade() -> None:
-    """Hash the times as they are now, also of closed months: no seal covers the column."""
+    """Hash the times as they are now, also of closed months; of corrections all, since they are hashed with more."""
     for table, text in TEXTS.items():
+        missing = "" if table == "corrected_day" else " WHERE times_sha256 IS NULL"
         op.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
-        op.execute(
-            f"UPDATE {table} SET times_sha256 = encode(sha256(convert_to({text}, 'UTF8')), 'hex') "
-            "WHERE times_sha256 IS NULL"
-        )
+        op.execute(f"UPDATE {table} SET times_sha256 = encode(sha256(convert_to({text}, 'UTF8')), 'hex'){missing}")
         op.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
         op.execute(f"COMMENT ON COLUMN {table}.times_sha256 IS '{COMMENT.format('by an older collector')}'")
 
 
 def downgrade() -> None:
-    """Leave the hashes: they are those that rating records."""
+    """Forget the hashes of corrections, which the version before computes otherwise."""
+    op.execute("UPDATE corrected_day SET times_sha256 = NULL")
     for table in TEXTS:
         op.execute(f"COMMENT ON COLUMN {table}.times_sha256 IS '{COMMENT.format('not recorded')}'")

@@ -1,4 +1,5 @@
-"""Instants that follow from no other table: when a day was rated, and from when to when the lines of a correction are.
+"""What follows from no other table: when a day was rated, from when to when the lines of a correction are, and whether
+their list and contracted costs are known, which no sum of a day tells.
 
 Rating hashes them beside the check of the day; migration 0020 did so for days that were rated before. So a check
 without a hash was changed, or is of an earlier version that rated beside the newer schema: both are said.
@@ -17,14 +18,17 @@ from gpuledger_collector.storage.locks import Connection
 
 TABLES = ("conservation_check", "corrected_day")
 """Tables of checks; only that of corrected days is about lines of corrections."""
-_LINES = "SELECT day_ms, id, recorded_ms, start_ms, end_ms FROM correction WHERE day_ms >= %s AND day_ms < %s"
+_LINES = (
+    "SELECT day_ms, id, recorded_ms, start_ms, end_ms, list_cost_micro, contracted_cost_micro FROM correction "
+    "WHERE day_ms >= %s AND day_ms < %s"
+)
 
-Line = tuple[int, ...]
-"""Number of a correction, when it was found, and from when to when it is."""
+Line = tuple[int | None, ...]
+"""Number of a correction, when it was found, from when to when it is, and its costs at list and contracted rates."""
 
 
 def hash_check(connection: Connection, table: str, day_ms: int, proved_at: dt.datetime) -> str:
-    """Hash the instants of a day's check as they are now."""
+    """Hash the instants of a day's check, and what its corrections are hashed by, as they are now."""
     lines = _lines(connection, Period(day_ms, day_ms + 1)) if table == "corrected_day" else {}
     return _hash(proved_at, lines.get(day_ms, ()))
 
