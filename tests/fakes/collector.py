@@ -1,11 +1,12 @@
 """A real collector in this process: HTTP on loopback, writers, a real database."""
 
 import contextlib
+import datetime as dt
 import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +54,11 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(dsn: str, **settings: object) -> Iterator[Running]:
+def running(dsn: str, *, clock: Callable[[], dt.datetime] = wiring.now, **settings: object) -> Iterator[Running]:
     """A collector over this database until the block ends; it takes evidence of any age, as tests have fixed days."""
     opened = Database(dsn)
     wanted = Settings(**{"data_dir": Path("unused"), "drain_seconds": 5, "max_evidence_age_days": 0, **settings})
-    parts = wiring.collector(wanted, opened)
+    parts = wiring.collector(wanted, opened, clock=clock)
     parts.commit.start()
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(serving.configuration(wanted, parts))

@@ -1,10 +1,7 @@
 """All pages together: every link leads somewhere, every CSV can be read, and a viewer sees its own part only."""
 
-import csv
 import datetime as dt
-import io
 import json
-from dataclasses import dataclass, field
 from html import unescape
 from urllib.parse import urldefrag, urlsplit
 
@@ -13,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fakes.collector import running
+from fakes.crawl import Crawl, read_csv
 from fakes.pages import Page
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, idle_job, two_teams
@@ -24,7 +22,6 @@ MONTH = dt.datetime.fromtimestamp(NOW_MS // HOUR_MS * HOUR_MS / 1000 - 1, dt.UTC
 """The month of the last hour that has evidence: in the first hour of a month, the one before."""
 START = f"/?period={MONTH}"
 PAGES = ("/", "/statements", "/jobs", "/idle", "/anomalies", "/demand", "/trust")
-NOT_PAGES = ("/metrics", "/readyz", "/openapi.json")
 NARROWED = f"team={OWN}&period={MONTH}"
 
 
@@ -41,53 +38,14 @@ def ask(fleet, path, role="finance"):
     return collector.request("GET", path, headers={**BROWSER, "Authorization": f"Bearer {secrets[role]}"})
 
 
-def read_csv(text):
-    rows = list(csv.reader(io.StringIO(text)))
-    assert len({len(row) for row in rows}) == 1, rows
-    return rows
-
-
-@dataclass
-class Crawl:
-    """Every page that can be reached from the overview, by its address, and every CSV."""
-
-    fleet: object
-    role: str
-    pages: dict[str, Page] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-    files: dict[str, list[list[str]]] = field(default_factory=dict)
-
-    def run(self):
-        waiting = ["/", START]
-        while waiting:
-            path = waiting.pop()
-            if path in self.texts or path.partition("?")[0] in NOT_PAGES:
-                continue
-            status, headers, text = ask(self.fleet, path, self.role)
-            if status == 303:
-                self.texts[path] = ""
-                waiting.append(headers["Location"])
-                continue
-            assert status == 200, (path, status, text)
-            self.texts[path] = text
-            if headers["Content-Type"].startswith("text/csv"):
-                assert headers["Content-Disposition"].startswith('attachment; filename="gpuledger-')
-                self.files[path] = read_csv(text)
-                continue
-            page = self.pages[path] = Page(text)
-            assert page.faults == [], path
-            waiting += [urldefrag(link).url for link in page.links if link.startswith("/")]
-        for path, page in self.pages.items():
-            for link in page.links:
-                target, fragment = urldefrag(link)
-                if target.startswith("/") and fragment:
-                    assert fragment in self.pages[target].ids, (path, link)
-        return self
+def crawl(fleet, role):
+    """Every page and CSV that this role can reach from the overview."""
+    return Crawl(lambda path: ask(fleet, path, role)).run("/", START)
 
 
 @pytest.fixture(scope="module")
 def crawled(fleet):
-    return Crawl(fleet, "finance").run()
+    return crawl(fleet, "finance")
 
 
 def test_every_link_answers_and_every_csv_can_be_read(crawled):
@@ -117,7 +75,7 @@ def test_the_way_from_the_overview_to_a_job_and_back(crawled):
 
 def test_a_viewer_sees_its_own_part_of_every_page(fleet):
     """Every page and CSV that a viewer can reach tells of no other team; what is another's is refused in a sentence."""
-    crawled = Crawl(fleet, "viewer").run()
+    crawled = crawl(fleet, "viewer")
     assert len(crawled.pages) >= 10
     assert len(crawled.files) >= 4
     shown = json.dumps(crawled.texts)

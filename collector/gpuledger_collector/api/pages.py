@@ -122,7 +122,8 @@ def statement_page(context: ReadContext, level: str, owner: str, month: str, vie
         site = narrowed.site(connection, path, context.now_ms, has_csv=True, periods=(), extra=extra, is_filtered=False)
         try:
             with as_viewer(connection, reader.owner):
-                statement = read_statement(connection, level, owner, month, context.now_ms, chargeback)
+                reading = (connection, level, owner, month, context.now_ms, chargeback)
+                statement = read_statement(*reading, may_be_empty=True)
         except NoStatement as error:
             if reader.owner is None:
                 raise

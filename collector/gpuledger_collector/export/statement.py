@@ -77,6 +77,8 @@ class Statement:
     calendar: Calendar = UTC_DAYS
     contested: tuple[Contested, ...] = ()
     shares: tuple[ShareUse, ...] = ()
+    billed_months: tuple[str, ...] = ()
+    """Where nothing is billed in this month: the months that have lines of this owner, newest first."""
 
     @property
     def zone(self) -> str:
@@ -94,6 +96,7 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         until=statement.calendar.date_of(statement.period.end_ms).isoformat(),
         status=status_of(statement),
         sections=[_section(statement, section) for section in statement.sections],
+        nothing="" if statement.sections or statement.unpriced_ns else _nothing(statement),
         budgets=[budget_facts(status) for status in statement.budgets],
         findings=[finding_facts(finding) for finding in statement.findings[:SHOWN_FINDINGS]],
         more_findings=max(len(statement.findings) - SHOWN_FINDINGS, 0),
@@ -155,6 +158,15 @@ def status_of(statement: Statement) -> tuple[str, str]:
         at = format_instant(statement.known_ms - statement.known_ms % 1000)
         return "open", f"Open: rated up to {at}. Charges may still change until the month is closed."
     return "open", "Open: the month is over and rated, and may still change until it is closed."
+
+
+def _nothing(statement: Statement) -> str:
+    """Say that the owner is billed nothing in this month."""
+    if statement.made_ms >= statement.period.end_ms:
+        return f"Nothing was charged to {statement.owner} in {statement.month}."
+    if statement.made_ms < statement.period.start_ms:
+        return f"{statement.month} has not begun."
+    return f"Nothing is charged to {statement.owner} in {statement.month} so far."
 
 
 def trust(checks: Sequence[ConservationCheck], proof: PeriodProof, *, is_closed: bool = False) -> dict[str, Any]:

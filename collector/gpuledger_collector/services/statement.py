@@ -32,7 +32,7 @@ from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.ledger import month_proofs, reports, zones
+from gpuledger_collector.storage.ledger import month_proofs, overview, reports, zones
 from gpuledger_collector.storage.locks import Connection
 
 _Item = TypeVar("_Item")
@@ -80,6 +80,8 @@ class _Month:
     budgets: Mapping[str, Sequence[Budget]]
     findings: Mapping[str, Sequence[Mapping[str, Any]]]
     windows: tuple[Period, Period] | None
+    may_be_empty: bool = False
+    """Whether there is a statement of an owner that was billed nothing in the month."""
 
     @property
     def known_ms(self) -> int | None:
@@ -92,7 +94,7 @@ class _Month:
         return next(iter(LEVELS[LEVELS.index(self.level) + 1 :]), None)
 
     def statements(self, owners: Sequence[str]) -> Iterator[Statement]:
-        """The statements of those owners that were billed something."""
+        """The statements of these owners; `may_be_empty` says of which."""
         where = (self.connection, self.level, owners)
         days = statements.parts(*where, self.below, self.period)
         jobs = {self.period: statements.workloads(*where, self.period)}
@@ -104,12 +106,13 @@ class _Month:
         ahead = self._forecasts([owner for owner in owners if owner in days])
         rated = frozenset(check.day_ms for check in self.checks)
         for owner in owners:
-            if owner not in days:
+            if owner not in days and not self.may_be_empty:
                 continue
+            own_days = days.get(owner, ())
             sections = tuple(
                 make_section(
                     row,
-                    days[owner],
+                    own_days,
                     jobs[self.period].get(owner, ()),
                     self.period,
                     rated,
@@ -128,7 +131,7 @@ class _Month:
                 closed=self.closed,
                 sections=sections,
                 changes=self._changes(owner, jobs, sections),
-                unpriced_ns=unpriced_ns(days[owner]),
+                unpriced_ns=unpriced_ns(own_days),
                 ahead=_with_corrections(ahead.get(owner, {}), sections),
                 amended=amended.get(owner, {}),
                 budgets=self._budget_statuses(owner),
@@ -139,6 +142,7 @@ class _Month:
                 calendar=self.calendar,
                 contested=tuple(contested.get(owner, ())),
                 shares=tuple(self.pool_use.get(owner, ())),
+                billed_months=() if own_days else tuple(statements.months_of(self.connection, self.level, owner)),
             )
 
     def _changes(
@@ -234,20 +238,34 @@ def _findings(connection: Connection, period: Period) -> list[dict[str, Any]]:
 
 
 def read_statement(
-    connection: Connection, level: str, owner: str, month: str, now_ms: int, chargeback: Chargeback | None = None
+    connection: Connection,
+    level: str,
+    owner: str,
+    month: str,
+    now_ms: int,
+    chargeback: Chargeback | None = None,
+    *,
+    may_be_empty: bool = False,
 ) -> Statement:
     """Read the statement of one owner. Raises ValueError (NoStatement: it was billed nothing in that month).
 
     `chargeback` is that of `monthly_chargeback`, where it is known already, or the connection sees one owner only.
+    `may_be_empty`: a name that is known has a statement of every month, which says that nothing was billed.
     """
     if "\0" in owner:
         raise ValueError("an owner's name holds no NUL")
     of_month = _month_of(connection, level, month, now_ms, chargeback)
-    statement = next(of_month.statements([owner]), None)
+    may_be_empty = may_be_empty and (bool(of_month.budgets.get(owner)) or _is_known(connection, level, owner))
+    statement = next(replace(of_month, may_be_empty=may_be_empty).statements([owner]), None)
     if statement is None:
         billed = ", ".join(statements.owners(connection, level, of_month.period)[:20]) or "nobody"
         raise NoStatement(f"{level} {owner!r} was billed nothing in {month}; billed were: {billed}")
     return statement
+
+
+def _is_known(connection: Connection, level: str, owner: str) -> bool:
+    """Whether the ledger has ever heard of an owner; whoever is not known is always somebody."""
+    return owner == UNATTRIBUTED or overview.is_owner(connection, {level: owner})
 
 
 def read_statements(

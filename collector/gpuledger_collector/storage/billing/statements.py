@@ -22,6 +22,8 @@ from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS, measures_o
 from gpuledger_collector.storage.locks import Connection
 
 UNKNOWN = "(unknown)"
+MAX_MS = 2**62
+"""Later than any day."""
 _SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in SUMMED)
 _PAID = ", ".join(f"'{state}'" for state in sorted(PAID_BY_OWNERS))
 _DAILY = ", ".join(("owner_id", "state", "gpu_model", "currency", *SUMMED))
@@ -55,6 +57,17 @@ def months(connection: Connection) -> list[str]:
     return sorted({days.month_of(day_ms) for (day_ms,) in connection.execute("SELECT day_ms FROM conservation_check")})[
         ::-1
     ]
+
+
+def months_of(connection: Connection, level: str, owner: str) -> list[str]:
+    """The months `YYYY-MM` in which an owner was billed, newest first."""
+    days = zones.calendar(connection)
+    rows = connection.execute(
+        f"SELECT DISTINCT l.at_ms FROM ({_BILLED.format(columns=_DAILY, table='ledger_day')}) l "
+        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) AND {_owner(level)} = %(owner)s",
+        {"start": 0, "end": MAX_MS, "owner": owner},
+    )
+    return sorted({days.month_of(at_ms) for (at_ms,) in rows}, reverse=True)
 
 
 def parts(
