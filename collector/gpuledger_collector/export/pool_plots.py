@@ -24,7 +24,8 @@ def frontier(
     width, height, left, bottom, top_edge, lowest = 720, 300, 60, 34, 14, 0.01
     costs = [cost for _, cost, _ in points]
     low, high = min(costs), max(costs)
-    low, high = low - 0.06 * (high - low or high), high + 0.16 * (high - low or high)
+    spread = high - low or high or 1.0  # a pool that nobody used costs nothing under any policy
+    low, high = low - 0.06 * spread, high + 0.16 * spread
     most = 10.0 ** math.ceil(math.log10(max([10 * lowest, *(wait for _, _, wait in points)])))
 
     def at(cost: float, wait: float) -> tuple[float, float]:
