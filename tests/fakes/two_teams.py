@@ -85,7 +85,7 @@ def declared() -> str:
     return price + "".join(budget.format(team=team) + 'recipients = ["lead@example.com"]\n' for team in (OWN, FOREIGN))
 
 
-def _finding(team: str, kind: str) -> Finding:
+def finding_of(team: str, kind: str) -> Finding:
     return Finding(
         key=f"{kind}-{team}",
         kind=kind,
@@ -130,7 +130,7 @@ def idle_job(dsn: str, team: str) -> None:
             (f"GPU-{team}", f"{team}-1"),
         ).fetchone()
         found = replace(
-            _finding(team, "idle"),
+            finding_of(team, "idle"),
             key=f"held-{team}",
             state="gone_idle",
             accelerator_id=row[0],
@@ -166,7 +166,9 @@ def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
         applied = CliRunner().invoke(build(), ["apply", str(folder / "declared.toml"), "--dsn", dsn])
         assert applied.exit_code == 0, applied.output
         with psycopg.connect(dsn) as connection:
-            findings.put(connection, [_finding(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")])
+            findings.put(
+                connection, [finding_of(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")]
+            )
         refresh(Database(dsn), ALWAYS, NOW_MS)
         yield (
             collector,

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from dataclasses import replace
 from html import unescape
 from urllib.parse import urldefrag, urlsplit
 
@@ -13,9 +14,10 @@ from fakes.collector import running
 from fakes.crawl import Crawl, read_csv
 from fakes.pages import Page
 from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, NOW_MS, OWN, idle_job, two_teams
+from fakes.two_teams import FOREIGN, NOW_MS, OWN, finding_of, idle_job, two_teams
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.cli import build
+from gpuledger_collector.storage.findings import findings
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
 MONTH = dt.datetime.fromtimestamp(NOW_MS // HOUR_MS * HOUR_MS / 1000 - 1, dt.UTC).strftime("%Y-%m")
@@ -170,6 +172,30 @@ def test_the_idle_page_says_how_to_give_each_back(fleet):
     assert row[4] == f"scancel {OWN}-1"
     zombies = [row for row in page.table("node and GPU").rows[1:] if "not released" in row[0]]
     assert [row[4] for row in zombies] == ["Its job has ended: end the process that is left, or drain the node."] * 2
+
+
+def test_what_nobody_holds_is_no_owners_part(fleet, monkeypatch):
+    """A free GPU is not the usage of an owner whom nobody knows: not on its list, its statement, or in its row."""
+    monkeypatch.setattr("gpuledger_collector.cli.idle.find_idle", lambda *_: None)
+    collector, _ = fleet
+    idle = replace(finding_of(OWN, "idle"), team="", owner={})
+    free = replace(idle, key="free", state="unallocated", subject="GPU-free")
+    unknown = replace(idle, key="unknown", state="gone_idle", subject="GPU-unknown")
+    with psycopg.connect(collector.dsn) as connection:
+        findings.put(connection, [free, unknown])
+    try:
+        assert "GPU-free" in ask(fleet, "/idle")[2]
+        for path in ("/idle?team=(unattributed)", "/?team=(unattributed)", f"/statements/team/(unattributed)/{MONTH}"):
+            status, _, text = ask(fleet, path)
+            assert (status, "GPU-unknown" in text, "GPU-free" in text) == (200, True, False), path
+        command = ["idle", "--period", MONTH, "--format", "csv", "--dsn", collector.dsn]
+        by_team = CliRunner().invoke(build(), [*command, "--by", "team"])
+        assert {line.split(",")[0] for line in by_team.stdout.splitlines()} >= {"(nobody)", "(unattributed)"}
+        listed = CliRunner().invoke(build(), [*command, "--team", "(unattributed)"]).stdout
+        assert ("GPU-unknown" in listed, "GPU-free" in listed) == (True, False)
+    finally:
+        with psycopg.connect(collector.dsn) as connection:
+            connection.execute("DELETE FROM finding WHERE key IN ('free', 'unknown')")
 
 
 def test_several_jobs_of_one_name_are_a_list(fleet):

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 from typer import Option
 
 from gpuledger_collector.accounting.budgets import money_text
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import hours_text, to_minute
 from gpuledger_collector.cli.common import end_with, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, Row, emit, hidden, number
 from gpuledger_collector.cli.session import Session, open_session
 from gpuledger_collector.export.findings import Finding, idle_row
+from gpuledger_collector.insight.findings import is_free
 from gpuledger_collector.insight.idle.episodes import SHOWN
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import fold_usage
@@ -25,6 +27,7 @@ from gpuledger_common.plurals import plural
 
 app = new_app()
 TABLE_ROWS = 20
+NOBODY = "(nobody)"
 COLUMNS = (
     Column("node"),
     number("gpu"),
@@ -107,7 +110,7 @@ def idle(
         finding
         for finding in findings
         if (not only_now or finding["resolved_ms"] is None)
-        and team in {None, finding["team"]}
+        and team in {None, _holder(finding)}
         and state in {None, finding["state"]}
     ]
     if by is None:
@@ -136,11 +139,17 @@ def print_findings(findings: Sequence[Finding], top: int | None, form: options.F
     emit(form, COLUMNS, rows, [*([f"... and {left} more (--top 0 shows all)"] if left else []), summarize(findings)])
 
 
+def _holder(finding: Finding) -> str:
+    """The team that holds it; in parentheses nobody, or somebody whose team is not known."""
+    return finding["team"] or (NOBODY if is_free(finding) else UNATTRIBUTED)
+
+
 def group_rows(findings: Sequence[Finding], by: By) -> list[Row]:
     """A row for each state or team: how often, how long, what it cost, and where most of it; dearest first."""
     groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
-        groups[finding[by.value] or "(nobody)", finding["currency"] or ""].append(finding)
+        name = _holder(finding) if by is By.team else finding["state"]
+        groups[name, finding["currency"] or ""].append(finding)
     rows = []
     for (name, currency), group in groups.items():
         costs = [finding["cost_micro"] for finding in group if finding["cost_micro"] is not None]

@@ -39,6 +39,7 @@ from gpuledger_collector.export.site import (
     owner_filter,
     statement_path,
 )
+from gpuledger_collector.insight.findings import is_free
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_common.plurals import plural
 
@@ -256,8 +257,7 @@ def _finding_path(row: Mapping[str, Any], odd: bool) -> str:
     if row["workload_key"] is not None:
         return job_path(row["workload_key"])
     # One that nobody holds is not the usage of an owner whom nobody knows: it stands in the whole list.
-    is_free = row["state"] == "unallocated" and not row["team"]
-    return address(IDLE, {} if is_free else owner_filter(row["team"]))
+    return address(IDLE, {} if is_free(row) else owner_filter(row["team"]))
 
 
 def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:

@@ -81,3 +81,8 @@ class RecentHolding:
     gpu_micro: int
     since_ms: int
     held_ms: tuple[int, ...]
+
+
+def is_free(finding: Mapping[str, Any]) -> bool:
+    """Whether nobody holds what a finding is about: then it is in no owner's part, and not usage of one unknown."""
+    return finding["state"] == "unallocated" and not finding["team"]

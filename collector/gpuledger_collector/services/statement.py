@@ -26,6 +26,7 @@ from gpuledger_collector.accounting.statement import (
     unpriced_ns,
 )
 from gpuledger_collector.export.statement import Statement
+from gpuledger_collector.insight.findings import is_free
 from gpuledger_collector.services.budget_status import forecast_owners, standings_of
 from gpuledger_collector.services.chargeback import Chargeback, read_chargeback
 from gpuledger_collector.services.fair_share import read_share_use
@@ -215,7 +216,7 @@ def _month_of(connection: Connection, level: str, name: str, now_ms: int, charge
         proof=proof,
         closed=statements.closed(connection, period),
         budgets=_grouped(budgets.current(connection), lambda budget: budget.owner.get(level)),
-        findings=_grouped(_findings(connection, period), lambda row: owner_of_finding(row, level)),
+        findings=_grouped(_findings(connection, period), lambda row: None if is_free(row) else _owner_of(row, level)),
         windows=compared_windows(period, known_ms, frozenset(check.day_ms for check in past), calendar),
     )
 
@@ -277,6 +278,6 @@ def read_statements(
         yield from of_month.statements(owners[first : first + OWNERS_AT_ONCE])
 
 
-def owner_of_finding(row: Mapping[str, Any], level: str) -> str:
+def _owner_of(row: Mapping[str, Any], level: str) -> str:
     """Whose a finding is at a level of the owner tree."""
     return (row["owner"] or {}).get(level) or (row["team"] if level == "team" else "") or UNATTRIBUTED

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpuledger_collector.insight.findings import is_free
+
 Role = Literal["agent", "viewer", "finance", "admin"]
 
 
@@ -59,5 +61,7 @@ ANYBODY = Principal("admin", "anybody on this machine")
 
 
 def visible(rows: list[dict[str, Any]], reader: Principal) -> list[dict[str, Any]]:
-    """The rows (with `owner` and `team`) that this principal may see."""
-    return [row for row in rows if reader.sees(row["owner"] or {}, row["team"] or "")]
+    """The rows (with `owner` and `team`) that this principal may see; what nobody holds is in no owner's part."""
+    if reader.owner is None:
+        return rows
+    return [row for row in rows if not is_free(row) and reader.sees(row["owner"] or {}, row["team"] or "")]
