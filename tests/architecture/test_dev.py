@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from gpuledger_collector.cli import demo
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +49,20 @@ def test_an_unknown_task_is_a_usage_error(checkout):
     answer = dev(checkout, "dmeo")
     assert answer.returncode == 2
     assert "the tasks are demo, test" in answer.stderr
+
+
+def test_a_wrong_option_of_the_demo_is_said_before_anything_is_installed(checkout):
+    """Exit code 2 and the options that there are, which are those of the command; `--help` names them, too."""
+    answer = dev(checkout, "demo", "--onec")
+    assert answer.returncode == 2
+    assert "the demo has no option --onec; its options are --once, " in answer.stderr
+    assert not (checkout / ".venv").exists()
+    listed = answer.stderr.partition("its options are ")[2].strip().split(", ")
+    declared = {name for parameter in get_command(demo.app).params for name in parameter.opts}
+    assert set(listed) == declared - {"-h", "--help"}
+    shown = dev(checkout, "demo", "--help").stdout
+    assert all(name in shown for name in listed if name != "-v")
+    assert "gpuledger demo" not in shown, "that is not on PATH"
 
 
 def test_tools_keep_their_bytecode(checkout):

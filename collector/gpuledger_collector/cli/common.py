@@ -192,14 +192,25 @@ def run(build: Callable[[], typer.Typer]) -> None:
         get_completion_inspect_parameters()  # has typer know the shells
     try:
         build()()
-    except KeyboardInterrupt:
-        _end("stopped", INTERRUPTED)
+    except (KeyboardInterrupt, SystemExit) as ended:
+        interrupt = _interrupt_of(ended)
+        if interrupt is None:
+            raise
+        _end(f"stopped: {interrupt}" if interrupt.args else "stopped", INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output (head, less) has gone: nothing may be flushed to it when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(DONE)
     except Exception as error:  # no traceback to a user
         _end(*explain(error))
+
+
+def _interrupt_of(ended: KeyboardInterrupt | SystemExit) -> KeyboardInterrupt | None:
+    """The Ctrl-C that ended a command; typer makes an exit of it, and says nothing."""
+    if isinstance(ended, KeyboardInterrupt):
+        return ended
+    cause = ended.__context__ and ended.__context__.__cause__
+    return cause if isinstance(cause, KeyboardInterrupt) else None
 
 
 def explain(error: Exception) -> tuple[str, int]:

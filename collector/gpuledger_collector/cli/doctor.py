@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +30,7 @@ from gpuledger_collector.storage.ledger.health import LedgerHealth, read_declara
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.server import distribution, schema_rights
 from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.escapes import escape_text
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -36,6 +39,7 @@ MIN_FREE_BYTES = 1024**3
 UNATTRIBUTED_SHARE = 10
 """One part in so many of the held time may have no team."""
 MARKS = {"bad": "BAD ", "note": "note", "ok": "ok  "}
+COLORS = {"bad": "1;31", "note": "33", "ok": "32"}
 
 
 @app.command(epilog="Example: gpuledger doctor")
@@ -302,9 +306,15 @@ def writing(seen: LedgerHealth) -> Iterator[Finding]:
         yield ok("partitions", f"{plural(seen.partitions, 'partition')} of evidence")
 
 
+def _mark(verdict: str) -> str:
+    """The mark of a verdict, colored on a terminal that wants colors."""
+    is_colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return f"\x1b[{COLORS[verdict]}m{MARKS[verdict]}\x1b[0m" if is_colored else MARKS[verdict]
+
+
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print a line for each finding, and one for its remedy."""
     for finding in findings:
-        say(f"{MARKS[finding.verdict]}  {finding.topic:12} {finding.sentence}")
+        print(f"{_mark(finding.verdict)}  {escape_text(f'{finding.topic:12} {finding.sentence}')}")
         if finding.remedy:
             say(f"{'':6}{'':12} -> {finding.remedy}")

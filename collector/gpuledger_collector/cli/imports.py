@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
-from zoneinfo import available_timezones
+from zoneinfo import ZoneInfo, available_timezones
 
 from typer import Argument, Option
 
@@ -20,7 +21,7 @@ from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.apply import days_note, warn_of_regions
 from gpuledger_collector.cli.common import UNAVAILABLE, dry_run_note, new_app, refuse
-from gpuledger_collector.cli.progress import bar, busy
+from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.session import Session, clock_ms, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config import fields
@@ -41,6 +42,7 @@ from gpuledger_collector.storage.billing import prices as price_book
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.ledger import imports
 from gpuledger_collector.storage.ledger import inventory as placements
+from gpuledger_collector.storage.ledger.row_stages import OnRow
 from gpuledger_collector.storage.ledger.rows import ImportOutcome, OnOverlap, UsageRow
 from gpuledger_collector.storage.ledger.usage_sources import OtherSource
 from gpuledger_collector.storage.locks import Connection
@@ -82,7 +84,7 @@ Replace = Annotated[
     bool, Option("--replace", help="Where another source brought usage of this time: remove it, this file counts.")
 ]
 Also = Annotated[bool, Option("--also", help="Bill it beside usage of this time from another source: other GPUs.")]
-Work = Callable[[Connection], ImportOutcome]
+Work = Callable[[Connection, OnRow], ImportOutcome]
 
 
 @app.command(epilog="Example: gpuledger import usage pods.csv.gz --pool research --empty-start skip")
@@ -114,7 +116,7 @@ def usage(
     """
     on_overlap, table = overlap_option(replaces, also), table_options(zone, dates, column, sheet)
     usage_options = UsageOptions(optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table)
-    with bar(f"reading {file.name}") as on_row:
+    with reading(file) as on_row:
         parsed = read_usage(file, usage_options, on_row)
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
@@ -125,6 +127,7 @@ def usage(
 def sacct(
     file: File,
     pool: Annotated[str | None, Option("--pool", help="Pool of all jobs; else their partition is.")] = None,
+    zone: Zone = None,
     skip_bad: SkipBad = False,
     any_instant: AnyInstant = False,
     replaces: Replace = False,
@@ -138,11 +141,12 @@ def sacct(
     comment,wckey,jobname in this order.
 
     The account is the team unless the job's comment names one (team=x;project=y). Suspended time is not held. The same
-    file twice changes nothing; a job that has ended since is updated.
+    file twice changes nothing; a job that has ended since is updated. Local times, as sacct prints them by itself, are
+    read with --zone.
     """
     on_overlap = overlap_option(replaces, also)
-    with busy(f"reading {file.name}"):
-        parsed = read_sacct(file, optional_pool(pool), instants(any_instant))
+    with reading(file):
+        parsed = read_sacct(file, optional_pool(pool), instants(any_instant), zone_option(zone))
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
         print(import_usage(session, file, parsed, dry_run, on_overlap))
@@ -170,8 +174,9 @@ def overfull_nodes(session: Session, rows: Sequence[UsageRow]) -> list[str]:
 def write_usage(session: Session, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
     """Import usage in one transaction, and return what changed."""
 
-    def work(connection: Connection) -> ImportOutcome:
-        return imports.add_usage(connection, parsed.rows, wiring.now(), parsed.columns, parsed.source, on_overlap)
+    def work(connection: Connection, on_row: OnRow) -> ImportOutcome:
+        now = wiring.now()
+        return imports.add_usage(connection, parsed.rows, now, parsed.columns, parsed.source, on_overlap, on_row)
 
     try:
         return _write(session, "workloads", work, dry_run)
@@ -190,8 +195,7 @@ def table_options(
     zone: str | None, dates: DateOrder | None, column: Sequence[str] | None, sheet: str | None
 ) -> TableOptions:
     """How to read a table of jobs; refuses what is no zone and no MEANING=NAME."""
-    if zone is not None and zone not in available_timezones():
-        refuse(f"--zone: {zone!r} is no zone; write for example Europe/Berlin or UTC")
+    zone_option(zone)
     columns = {}
     for text in column or ():
         meaning, _, name = text.partition("=")
@@ -199,6 +203,15 @@ def table_options(
             refuse(f"--column: {text!r} is not MEANING=NAME, such as gpus=Anzahl")
         columns[meaning] = name
     return TableOptions(columns, zone, None if dates is None else dates is DateOrder.day_first, sheet)
+
+
+def zone_option(zone: str | None) -> ZoneInfo | None:
+    """The zone of `--zone`; refuses what is none."""
+    if zone is None:
+        return None
+    if zone not in available_timezones():
+        refuse(f"--zone: {zone!r} is no zone; write for example Europe/Berlin or UTC")
+    return ZoneInfo(zone)
 
 
 def instants(any_instant: bool) -> Instants:
@@ -243,11 +256,11 @@ def prices(
     Versions are never edited: an equal row changes nothing, another rate for the same place and instant supersedes the
     one before it, and the affected days are rated again.
     """
-    with busy(f"reading {file.name}"):
+    with reading(file):
         parsed = read_prices(file)
     refuse_bad(file, parsed, skip_bad)
 
-    def work(connection: Connection) -> ImportOutcome:
+    def work(connection: Connection, _on_row: OnRow) -> ImportOutcome:
         # Known only here: the currency of a rate must be that of the rates in force for the same place.
         parsed.problems = price_book.currency_changes(connection, parsed.rows)
         refuse_bad(file, parsed, skip_bad)
@@ -272,12 +285,12 @@ def inventory(
 
     The file is the authority for the accelerators that it names: their placements become those of the file.
     """
-    with busy(f"reading {file.name}"):
+    with reading(file):
         parsed = read_inventory(file, instants(any_instant))
     refuse_bad(file, parsed, skip_bad)
     _write_file(
         "placements of accelerators",
-        lambda connection: placements.replace(connection, parsed.rows, wiring.now()),
+        lambda connection, _: placements.replace(connection, parsed.rows, wiring.now()),
         dsn,
         config,
         dry_run,
@@ -301,12 +314,16 @@ def samples(
     Samples show what accelerators did, and feed the minute rollup; who held them comes from agents or usage imports.
     """
     start_ms = None if start is None else _instant("--start", start)
-    with busy(f"reading {file.name}"):
+    with reading(file):
         parsed = read_samples(file, start_ms, instants(any_instant))
     refuse_bad(file, parsed, skip_bad)
     before_ms = partitions.coarse_before(clock_ms())
     _write_file(
-        "samples", lambda connection: imports.add_samples(connection, parsed.rows, before_ms), dsn, config, dry_run
+        "samples",
+        lambda connection, on_row: imports.add_samples(connection, parsed.rows, before_ms, on_row),
+        dsn,
+        config,
+        dry_run,
     )
 
 
@@ -325,7 +342,7 @@ def bill(
     A newer file of a billing period supersedes the one before, which is kept; the same file again changes nothing.
     """
     try:
-        with busy(f"reading {file.name}"):
+        with reading(file):
             parsed = read_bill(file, provider)
     except NoArrow as error:
         refuse(str(error), UNAVAILABLE)
@@ -336,7 +353,7 @@ def bill(
     rows = [(key.provider, Period(key.start_ms, key.end_ms), lines) for key, lines in parsed.bills.items()]
     _write_file(
         "bills",
-        lambda connection: bills.add(connection, rows, file.name, parsed.sha256, wiring.now()),
+        lambda connection, _: bills.add(connection, rows, file.name, parsed.sha256, wiring.now()),
         dsn,
         config,
         dry_run,
@@ -359,10 +376,12 @@ def queue(
     A column source may name the scheduler. All rows of a source and an instant are its whole queue then; a row without
     workload_id says that nothing waited. Demand and forecasts count what waits from the first reading on.
     """
-    with busy(f"reading {file.name}"):
+    with reading(file):
         parsed = read_queue(file, source, pool_name(pool), instants(any_instant))
     refuse_bad(file, parsed, skip_bad)
-    _write_file("readings", lambda connection: queues.add(connection, parsed.rows, wiring.now()), dsn, config, dry_run)
+    _write_file(
+        "readings", lambda connection, _: queues.add(connection, parsed.rows, wiring.now()), dsn, config, dry_run
+    )
 
 
 @app.command(epilog="Example: gpuledger import shares assoc.txt --pool h100")
@@ -392,7 +411,7 @@ def shares(
     rows = [replace(share, read_from=read_from) for share in parsed.rows]
     _write_file(
         "shares",
-        lambda connection: declarations.replace_shares(connection, rows, wiring.now(), read_from),
+        lambda connection, _: declarations.replace_shares(connection, rows, wiring.now(), read_from),
         dsn,
         config,
         dry_run,
@@ -425,10 +444,30 @@ def _write_file(noun: str, work: Work, dsn: str | None, config: Path | None, dry
         print(_write(session, noun, work, dry_run) + dry_run_note(dry_run))
 
 
+@contextmanager
+def reading(file: Path) -> Iterator[OnRow]:
+    """A bar while a file is read, before anything of it is imported."""
+    with _all_or_nothing(), bar(f"reading {file.name}") as on_row:
+        yield on_row
+
+
+@contextmanager
+def _all_or_nothing() -> Iterator[None]:
+    """Say that nothing was imported, where Ctrl-C comes before the end of the transaction."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("nothing was imported") from None
+
+
 def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
     """Do the work in one transaction, undone in a dry run, and return what changed."""
-    with busy(f"writing {noun}"), session.database.transaction(dry_run=dry_run) as connection:
-        outcome = work(connection)
+    with (
+        _all_or_nothing(),
+        bar(f"writing {noun}") as on_row,
+        session.database.transaction(dry_run=dry_run) as connection,
+    ):
+        outcome = work(connection, on_row)
     changes = f"{outcome.added} added, {outcome.updated} updated, {outcome.unchanged} unchanged"
     kept = f"; {plural(outcome.kept, 'row')} kept what their file has no column for" if outcome.kept else ""
     replaced = f"; {plural(outcome.replaced, 'workload')} of another source removed" if outcome.replaced else ""

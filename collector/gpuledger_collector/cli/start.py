@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,6 @@ from gpuledger_collector.cli.apply import days_note
 from gpuledger_collector.cli.chargeback import report_text
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, table_text, terminal_width
-from gpuledger_collector.cli.progress import bar, busy
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.model import Record
@@ -44,7 +43,7 @@ from gpuledger_collector.ingest.remote_write.prometheus_api import PrometheusApi
 from gpuledger_collector.services.chargeback import chargeback_notes, no_price_note, read_before_prices, read_chargeback
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.ledger import rules
+from gpuledger_collector.storage.ledger import overview, rules
 from gpuledger_collector.storage.ledger.rows import OnOverlap, UsageRow
 from gpuledger_common.plurals import plural
 
@@ -187,8 +186,12 @@ def _start_prometheus(
     say(prometheus.summary(past))
     with session.database.transaction(read_only=True) as connection:
         has_rules = bool(rules.current(connection))
+        is_new = overview.first_rated_ms(connection) is None
     has_team = any(labels.get("team") for labels, _ in known.series)
-    _print_bill(session, past.first_ms or now_ms, past.last_ms or now_ms, "team" if has_rules or has_team else "node")
+    last_ms = past.last_ms or now_ms
+    # Of a new ledger the first bill ends with the last sample: what follows is not lost, only not read yet.
+    billed = replace(session, now_ms=last_ms) if is_new else session
+    _print_bill(billed, past.first_ms or now_ms, last_ms, "team" if has_rules or has_team else "node")
 
 
 def _set_rate(session: Session, asked: _Asked, question: str) -> None:
@@ -236,12 +239,13 @@ def _read_file(
 def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> UsageFile:
     """The workloads of a file, after saying how it was understood."""
     if is_sacct(file):
-        with busy(f"reading {file.name}"):
-            parsed = read_sacct(file, usage_options.pool, usage_options.instants)
+        with imports.reading(file):
+            zone = imports.zone_option(usage_options.table.zone)
+            parsed = read_sacct(file, usage_options.pool, usage_options.instants, zone)
         say(f"{file}: what sacct prints, {plural(len(parsed.rows), 'job')} with GPUs")
     else:
         parsed = UsageFile()
-        with bar(f"reading {file.name}") as on_row:
+        with imports.reading(file) as on_row:
             table = understand(file, usage_options, parsed.problems)
             if table is not None:
                 read_table_rows(table, usage_options, parsed, on_row)
@@ -359,7 +363,7 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
 
 def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> None:
     """Print the bill of the days from one instant to another by a dimension."""
-    calendar, now_ms = session.calendar, clock_ms()
+    calendar, now_ms = session.calendar, session.now_ms
     period = Period(calendar.day_of(first_ms).start_ms, calendar.day_of(max(first_ms, last_ms - 1)).end_ms)
     session.rate(period)
     with session.database.transaction(read_only=True) as connection:

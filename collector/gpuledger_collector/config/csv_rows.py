@@ -59,6 +59,8 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any]) -> Iterator[
     if text is None:
         return iter(())
     header, records = split_rows(path, text, parsed.problems)
+    if not any(header):  # what is no table has no columns that could be missing
+        return iter(())
     parsed.problems.extend(missing_columns(path, header, model.needed_columns()))
     # A bad header makes every row bad: stop here, and name the columns alone.
     if parsed.problems:

@@ -1,5 +1,6 @@
 """Tables in narrow terminals, the one rule of time, and the sections of `gpuledger --help`."""
 
+import io
 import json
 import os
 import re
@@ -11,11 +12,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from gpuledger_collector.accounting.period import UTC_DAYS, Period, date_range
-from gpuledger_collector.cli import PANELS, anomalies, budgets, build, forecast, idle, recommend
+from gpuledger_collector.cli import PANELS, anomalies, budgets, build, doctor, forecast, idle, recommend, terminal
 from gpuledger_collector.cli.chargeback import _measure_column
 from gpuledger_collector.cli.common import Refusal, duration_ms, time_range
 from gpuledger_collector.cli.options import Format
 from gpuledger_collector.cli.output import Column, csv_text, number, table_text
+from gpuledger_collector.cli.remediation import bad, note, ok
 from gpuledger_collector.export.cells import ALLOCATION_COLUMNS, MEASURE_COLUMNS
 
 TABLES = {
@@ -130,3 +132,26 @@ def test_what_needs_no_command_imports_none(arguments) -> None:
 def test_forms_are_one_enum() -> None:
     """Lists have the same forms everywhere."""
     assert [form.value for form in Format] == ["table", "csv", "json"]
+
+
+def test_doctor_colors_its_marks_on_a_terminal_alone(monkeypatch) -> None:
+    """Bad, note and ok each in a color of their own, which the shield lets pass; none with NO_COLOR or in a pipe."""
+    findings = [bad("disk", "is full", "free some"), note("price", "ends soon", "set one"), ok("agents", "report")]
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def printed(stream: io.StringIO) -> str:
+        monkeypatch.setattr(sys, "stdout", stream)
+        doctor.print_findings(findings)
+        return stream.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colored = printed(Terminal())
+    assert re.findall("\x1b\\[([0-9;]+)m", colored)[::2] == ["1;31", "33", "32"]
+    assert terminal.plain(colored, colors=True) == colored
+    in_a_pipe = printed(io.StringIO())
+    assert in_a_pipe == re.sub("\x1b\\[[0-9;]*m", "", colored)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed(Terminal()) == in_a_pipe

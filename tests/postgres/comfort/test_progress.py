@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from fakes.fleet import DAY, HOUR, Held
 from gpuledger_collector.cli import build, progress
 from gpuledger_collector.ingest.files import usage
+from gpuledger_collector.storage.ledger import row_stages
 
 ROWS = "workload_id,start,end,gpus,tag:team\n1,2025-10-01T00:00:00Z,2025-10-01T01:00:00Z,2,vision\n"
 
@@ -69,6 +70,17 @@ def test_reading_a_file_has_a_share(told, tmp_path, monkeypatch):
         told.clear()
 
 
+def test_writing_has_a_share_of_rows_and_stages(fleet, run, tmp_path, told, monkeypatch):
+    """Rows are told of while they are copied, then each stage that all have passed; it only grows, up to the end."""
+    monkeypatch.setattr(row_stages, "ROWS_A_STEP", 2)
+    samples = ["ts,uuid,gpu_utilization_ratio", *(f"2025-10-01T00:0{minute}:00Z,GPU-1,0.5" for minute in range(5))]
+    (tmp_path / "samples.csv").write_text("\n".join(samples) + "\n")
+    code, _, err = run("import", "samples", tmp_path / "samples.csv")
+    assert code == 0, err
+    (steps,) = [steps for what, steps in told if what == "writing samples"]
+    assert steps == [(0, 15), (2, 15), (4, 15), (5, 15), (10, 15), (15, 15), "gone"]
+
+
 def test_over_tells_each_step(told):
     """None of three is done before the first; all three are in the end."""
     assert list(progress.over("counting", "abc", 3)) == ["a", "b", "c"]
@@ -81,6 +93,7 @@ def test_long_work_shows_how_far_it_is(fleet, run, tmp_path, told):
     code, out, err = run("import", "usage", tmp_path / "usage.csv")
     assert (code, out.startswith("workloads: 1 added")) == (0, True), err
     assert [what for what, _ in told] == ["reading usage.csv", "writing workloads"]
+    assert told[1][1] == [(0, 5), (1, 5), (2, 5), (3, 5), (4, 5), (5, 5), "gone"], "one row passes five stages"
     told.clear()
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, DAY)

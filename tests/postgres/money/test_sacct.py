@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import zoneinfo
 
 import pytest
 
@@ -151,6 +152,37 @@ def test_every_bad_row_is_named_with_line_and_reason(tmp_path):
 
 
 @pytest.mark.slow
+def test_local_times_are_read_in_a_zone(tmp_path):
+    """The same jobs as with unix seconds; an hour that Berlin has twice is said, one that it has not is a bad row."""
+    local = {"submit": "2026-10-01T01:59:00", "start": "2026-10-01T02:00:00", "end": "2026-10-01T03:00:00"}
+    berlin = zoneinfo.ZoneInfo("Europe/Berlin")
+    path = written(tmp_path, job(7, **local))
+    read = read_sacct(path, zone=berlin)
+    assert (read.rows, read.problems) == (read_sacct(written(tmp_path, job(7))).rows, [])
+    assert "give --zone, or run sacct with SLURM_TIME_FORMAT=%s" in str(
+        read_sacct(written(tmp_path, job(7, **local))).problems[0]
+    )
+    twice = read_sacct(written(tmp_path, job(8, **(local | {"end": "2026-10-25T02:30:00"}))), zone=berlin)
+    assert twice.rows[0].end_ms == 1_792_888_200_000
+    assert "1 instant in an hour that Europe/Berlin has twice: read as the first of the two" in twice.notes
+    never = read_sacct(written(tmp_path, job(9, **(local | {"start": "2026-03-29T02:30:00"}))), zone=berlin)
+    assert never.rows == []
+    assert "jobs.txt:1:start: '2026-03-29T02:30:00' does not exist in Europe/Berlin" in str(never.problems[0])
+
+
+def test_import_and_start_take_the_zone(run, fleet, tmp_path):
+    """Both commands, and a zone that is none is refused."""
+    path = written(
+        tmp_path, job(7, submit="2025-10-01T01:59:00", start="2025-10-01T02:00:00", end="2025-10-01T03:00:00")
+    )
+    for command in (("import", "sacct"), ("start", "--yes")):
+        code, out, err = run(*command, path, "--zone", "Europe/Berlin")
+        assert code == 0, out + err
+    assert fleet.rows("SELECT start_ms, end_ms FROM imported_usage") == [(1_759_276_800_000, 1_759_280_400_000)]
+    code, _, err = run("import", "sacct", path, "--zone", "Berlin")
+    assert (code, "'Berlin' is no zone" in err) == (2, True)
+
+
 def test_a_months_jobs_become_a_bill(dsn, tmp_path):
     """Two accounts, three jobs: hours and money by team as Slurm counted them; the same file twice changes nothing."""
     prices = tmp_path / "prices.csv"

@@ -135,6 +135,20 @@ def test_a_prometheus_is_billed_in_one_command(run, fleet, tmp_path, monkeypatch
         assert rows_of(run, *days) == bill
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no prometheus (apt-get install prometheus)")
+def test_the_first_bill_of_a_young_prometheus_is_of_what_was_read(run, fleet, tmp_path) -> None:
+    """Twenty minutes of samples, up to ten minutes ago: none of the time that is only not read yet is in the bill."""
+    now_s = int(time.time())
+    first_s, end_s = now_s - 30 * 60, now_s - 10 * 60
+    with prometheus(tmp_path, open_metrics(two_gpus(first_s, end_s, end_s))) as address:
+        code, out, err = run("start", address, "--rate", "3.60", "--yes")
+    assert code == 0, err
+    bill = {line.split()[0]: line for line in out.partition("gpuledger chargeback")[2].splitlines() if line.strip()}
+    assert "vision" in bill
+    assert "(unobserved)" not in bill, out
+
+
 class Answers(http.server.BaseHTTPRequestHandler):
     """Answers every request with what the server has, and remembers who asked."""
 

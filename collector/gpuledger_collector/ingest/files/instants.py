@@ -13,6 +13,7 @@ from decimal import Decimal, InvalidOperation
 from zoneinfo import ZoneInfo
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_instant
+from gpuledger_common.plurals import plural
 
 MINUTE_MS = 60_000
 UNIT_MS = {"duration_hours": HOUR_MS, "duration_minutes": MINUTE_MS, "duration_seconds": 1000}
@@ -112,6 +113,12 @@ class InstantReader:
         if date_ms is None or clock_ms is None:
             return self._read_new(cell, date, clock)
         return self._in_zone(date_ms + clock_ms, cell)
+
+    @property
+    def repeated_note(self) -> str:
+        """The sentence about instants that the zone has twice."""
+        zone = "" if self.zone is None else self.zone.key
+        return f"{plural(self.repeated, 'instant')} in an hour that {zone} has twice: read as the first of the two"
 
     def _read_new(self, cell: str, date: str, clock: str) -> int:
         if cell.endswith("Z"):

@@ -295,10 +295,8 @@ def records(
         notes.append(f"{plural(reader.without_owner, 'row')} with {_NO_OWNER!r} for an owner: billed without that tag")
     notes += kinds.notes()
     notes += reader.held.notes()
-    repeated = reader.instants.repeated
-    if repeated:
-        zone = table.zone.key if table.zone else ""
-        notes.append(f"{plural(repeated, 'instant')} in an hour that {zone} has twice: read as the first of the two")
+    if reader.instants.repeated:
+        notes.append(reader.instants.repeated_note)
 
 
 @dataclass(slots=True)

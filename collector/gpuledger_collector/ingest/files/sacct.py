@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
+from zoneinfo import ZoneInfo
 
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -26,7 +27,7 @@ from gpuledger_collector.config.csv_rows import decode
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_instant, read_text, refusal
 from gpuledger_collector.config.files import bounded_rows
 from gpuledger_collector.config.model import Record, Row
-from gpuledger_collector.ingest.files.instants import suspended_ms
+from gpuledger_collector.ingest.files.instants import InstantReader, is_local, is_number, suspended_ms
 from gpuledger_collector.ingest.files.job_table import AllocationKinds, gpus_of
 from gpuledger_collector.ingest.files.usage import UsageFile, WorkloadRows
 from gpuledger_collector.storage.ledger.rows import UNKNOWN_POOL, UsageColumns, UsageRow, UsageSource
@@ -47,7 +48,7 @@ def _read_instant(value: object, info: ValidationInfo) -> int | None:
     except PydanticCustomError as error:
         if "has no zone" not in error.message_template:
             raise
-        hint = f"{error.message_template}; or run sacct with SLURM_TIME_FORMAT=%s"
+        hint = f"{error.message_template}; or give --zone, or run sacct with SLURM_TIME_FORMAT=%s"
         raise refusal(error.type, hint) from None
 
 
@@ -127,8 +128,12 @@ def _is_header(line: str) -> bool:
     return tuple(line.strip().lower().split("|")) == COLUMNS
 
 
-def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARED) -> UsageFile:
+def read_sacct(
+    path: Path, pool: str | None = None, instants: Instants = DECLARED, zone: ZoneInfo | None = None
+) -> UsageFile:
     """Every job of the file that had GPUs, or the problems of all bad rows. `pool` None: the partition is the pool.
+
+    `zone`: of local times, as sacct prints them by itself; None refuses them.
 
     The account is the tag `team` unless the job's comment (`project=llm;team=x`) names one. Raises OSError.
 
@@ -144,6 +149,7 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
     waiting = without = 0
     rows = WorkloadRows(has_runs=True)
     kinds = AllocationKinds()
+    clock = None if zone is None else InstantReader(zone, day_first=None)
     for record in _split(path, text, parsed.problems):
         if record.cells["start"].strip() in _NEVER:
             waiting += 1
@@ -154,13 +160,31 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
         if gpus == 0:
             without += 1
             continue
-        job = _Job.read(record, parsed.problems, instants)
+        known = record if clock is None else _with_unix_times(record, clock, parsed.problems)
+        job = None if known is None else _Job.read(known, parsed.problems, instants)
         if job is not None:
             usage = job.usage(record, gpus, model, pool)
             rows.add(usage, f"{path}:{record.line}:jobidraw", parsed.problems)
     rows.finish(parsed)
     parsed.notes += [*_left_out(len(_HEADER.findall(text)) - 1, waiting, without), *kinds.notes()]
+    if clock is not None and clock.repeated:
+        parsed.notes.append(clock.repeated_note)
     return parsed
+
+
+def _with_unix_times(record: Record, clock: InstantReader, problems: list[Problem]) -> Record | None:
+    """The row with unix seconds in the place of its local times; None after adding a problem."""
+    cells = dict(record.cells)
+    for name in ("submit", "start", "end"):
+        text = cells[name].strip()
+        if is_number(text) or not is_local(text):
+            continue
+        try:
+            cells[name] = str(clock.read(text) // 1000)
+        except ValueError as error:
+            problems.append(Problem("bad_instant", f"{record.file}:{record.line}:{name}", str(error)))
+            return None
+    return Record(record.file, record.line, cells)
 
 
 def _left_out(headers: int, waiting: int, without: int) -> Iterator[str]:

@@ -13,7 +13,6 @@ import csv
 import datetime as dt
 import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
@@ -22,9 +21,7 @@ from pathlib import Path
 
 from gpuledger_collector.accounting.fair_share import PoolShare
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import Parsed
-from gpuledger_collector.config.files import read_content
-from gpuledger_common.bounded_file import FileTooLarge
+from gpuledger_collector.config.csv_rows import Parsed, decode
 
 COMMAND = "sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres"
 SLURM, KUBERNETES = "slurm", "kubernetes"
@@ -46,14 +43,10 @@ _DIGITS = Decimal("0.000001")
 
 
 def read_shares(file: Path, pool: str, from_on: dt.date | None) -> tuple[str, Parsed[PoolShare]]:
-    """Read shares of a pool, and say from which scheduler."""
+    """Read shares of a pool, and say from which scheduler. Raises OSError."""
     parsed: Parsed[PoolShare] = Parsed()
-    try:
-        text = read_content(file).decode("utf-8-sig")
-    except FileTooLarge:
-        raise
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        parsed.problems.append(Problem("unreadable", str(file), f"cannot be read: {error}"))
+    text = decode(file, parsed.problems, parsed.notes)
+    if text is None:
         return "", parsed
     if text.lstrip().startswith("{"):
         _read_quotas(file, text, parsed, pool, from_on)

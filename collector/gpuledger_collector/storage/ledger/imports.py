@@ -13,6 +13,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.job_runs import known_runs, name_runs
 from gpuledger_collector.storage.ledger.placements import settle_pools
+from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.ledger.rows import (
     ALL_COLUMNS,
     OPTIONAL,
@@ -37,6 +38,8 @@ _COMPARED = (
 _STORED = {"user": "w.user_name", "account": "w.account", "job_name": "w.name"}
 """Where the optional fields of a row are stored, unless in the column of `imported_usage` with their name."""
 
+USAGE_STAGES, SAMPLE_STAGES = 5, 3
+"""What every row passes: copying, comparing, and what is written of it."""
 _DIGEST = "sha256(convert_to(jsonb_build_array(i.user_name, i.account, i.name, i.tags)::text, 'UTF8'))"
 
 
@@ -52,18 +55,52 @@ def add_usage(
     columns: UsageColumns = ALL_COLUMNS,
     source: UsageSource = UsageSource.table,
     on_overlap: OnOverlap = OnOverlap.refuse,
+    on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
     """Add or update rows by workload id and request the days that they touch, before and after. Does not commit.
 
     `columns`: what their file has columns for; known values of others stay. `on_overlap`: what happens to usage of the
-    same time that another kind of `source` brought. Raises OtherSource.
+    same time that another kind of `source` brought. `on_row` is told how far it is. Raises OtherSource.
     """
     locks.take(connection, Lock.IMPORTS)
     if columns.has_runs:
         rows = name_runs(rows, known_runs(connection, rows))
-    _copy_incoming(connection, rows)
+    stages = RowStages(rows, USAGE_STAGES, on_row)
+    _copy_incoming(connection, stages.one_by_one())
     store_source(connection, source)
     kept = _keep_known(connection, columns)
+    _find_changed(connection)
+    stages.pass_stage()
+    now_ms = int(now.timestamp() * 1000)
+    replaced = resolve_overlap(connection, source, on_overlap, now_ms)
+    _write_workloads(connection, now)
+    stages.pass_stage()
+    before = _replace_usage(connection, source)
+    stages.pass_stage()
+    _record_updates(connection, now_ms)
+    changed, updated = connection.execute("SELECT count(*), count(known) FROM changed").fetchone() or (0, 0)
+    spans = [*_changed_spans(connection), *replaced.spans]
+    days = _days(spans, now_ms)
+    connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (days,))
+    # Days with imported usage cut the placements of their pool, so its boards are placed again.
+    if spans:
+        pools = sorted({row.pool for row in rows} | before | {*replaced.pools})
+        settle_pools(connection, pools, min(start for start, _ in spans))
+    stages.pass_stage()
+    return ImportOutcome(
+        changed - updated,
+        updated,
+        len(rows) - changed,
+        len(days),
+        kept,
+        replaced=len(replaced.spans),
+        nearby=replaced.nearby,
+        unknown=replaced.unknown,
+    )
+
+
+def _find_changed(connection: Connection) -> None:
+    """Fill the table `changed` with the incoming rows that are new or differ from what is stored."""
     theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
     ours = [f"i.{name}" for _, names in _COMPARED for name in names]
     connection.execute(
@@ -75,8 +112,10 @@ def add_usage(
         "FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON u.workload_id = w.id "
         f"WHERE u.workload_id IS NULL OR ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
     )
-    now_ms = int(now.timestamp() * 1000)
-    replaced = resolve_overlap(connection, source, on_overlap, now_ms)
+
+
+def _write_workloads(connection: Connection, now: dt.datetime) -> None:
+    """Write the workloads of changed rows."""
     connection.execute(
         "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags, first_seen_at) "
         "SELECT key, 'imported', external_id, user_name, account, name, tags, %s FROM changed ORDER BY key "
@@ -84,7 +123,13 @@ def add_usage(
         "name = excluded.name, tags = excluded.tags",
         (now,),
     )
-    # Rows are replaced, not updated: start and end may have moved to other days.
+
+
+def _replace_usage(connection: Connection, source: UsageSource) -> set[str]:
+    """Replace the usage of changed rows; return the pools where it was before.
+
+    Rows are replaced, not updated: start and end may have moved to other days.
+    """
     before = connection.execute(
         "DELETE FROM imported_usage WHERE workload_id IN (SELECT known FROM changed) RETURNING pool"
     ).fetchall()
@@ -96,33 +141,20 @@ def add_usage(
         "JOIN workload_attributes t ON t.workload_id = w.id AND t.digest = c.digest",
         (source.value,),
     )
-    _record_updates(connection, now_ms)
-    changed, updated = connection.execute("SELECT count(*), count(known) FROM changed").fetchone() or (0, 0)
-    # Old and new spans: both the days that lose usage and the days that gain it are rated again. Spans that begin on
-    # one day count as the longest of them.
-    spans = connection.execute(
+    return {pool for (pool,) in before}
+
+
+def _changed_spans(connection: Connection) -> list[tuple[int, int | None]]:
+    """Old and new spans of changed rows: the days that lose usage and those that gain it are rated again.
+
+    Spans that begin on one day count as the longest of them.
+    """
+    return connection.execute(
         "SELECT min(start_ms), CASE WHEN bool_and(end_ms IS NOT NULL) THEN max(end_ms) END FROM ("
         "SELECT start_ms, end_ms FROM changed UNION ALL SELECT old_start_ms, old_end_ms FROM changed "
         "WHERE known IS NOT NULL) s GROUP BY start_ms / %s",
         (DAY_MS,),
     ).fetchall()
-    spans += replaced.spans
-    days = _days(spans, now_ms)
-    connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (days,))
-    # Days with imported usage cut the placements of their pool, so its boards are placed again.
-    if spans:
-        pools = sorted({row.pool for row in rows} | {pool for (pool,) in before} | {*replaced.pools})
-        settle_pools(connection, pools, min(start for start, _ in spans))
-    return ImportOutcome(
-        changed - updated,
-        updated,
-        len(rows) - changed,
-        len(days),
-        kept,
-        replaced=len(replaced.spans),
-        nearby=replaced.nearby,
-        unknown=replaced.unknown,
-    )
 
 
 def _keep_known(connection: Connection, columns: UsageColumns) -> int:
@@ -173,7 +205,7 @@ def _record_updates(connection: Connection, now_ms: int) -> None:
         audit.record(connection, changes, now_ms)
 
 
-def _copy_incoming(connection: Connection, rows: Sequence[UsageRow]) -> None:
+def _copy_incoming(connection: Connection, rows: Iterable[UsageRow]) -> None:
     connection.execute(
         "CREATE TEMP TABLE incoming (key text, external_id text, user_name text, account text, name text, tags jsonb, "
         "start_ms bigint, end_ms bigint, gpu_micro bigint, gpu_model text, pool text, node text, submitted_ms bigint, "
@@ -213,13 +245,16 @@ def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
     return days
 
 
-def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before_ms: int = 0) -> ImportOutcome:
+def add_samples(
+    connection: Connection, rows: Sequence[SampleRow], coarse_before_ms: int = 0, on_row: OnRow = tell_nobody
+) -> ImportOutcome:
     """Add samples by accelerator and instant; existing ones stay. Does not commit.
 
     Unknown accelerators are added without capacity: samples show activity, not availability. Months that ended by
-    `coarse_before_ms` get one partition each.
+    `coarse_before_ms` get one partition each. `on_row` is told how far it is.
     """
     locks.take(connection, Lock.IMPORTS)
+    stages = RowStages(rows, SAMPLE_STAGES, on_row)
     partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows}, coarse_before_ms)
     uuids = sorted({row.uuid for row in rows})
     connection.execute(
@@ -232,7 +267,7 @@ def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before
     columns = sql.SQL(", ").join(map(sql.Identifier, ["accelerator_id", "at_ms", *names]))
     connection.execute("CREATE TEMP TABLE incoming_sample (LIKE gpu_sample) ON COMMIT DROP")
     with connection.cursor().copy(sql.SQL("COPY incoming_sample ({}) FROM STDIN").format(columns)) as copy:
-        for row in rows:
+        for row in stages.one_by_one():
             copy.write_row((ids[row.uuid], row.at_ms, *(row.values.get(name) for name in names)))
     # In a table of its own, because Citus joins no distributed table to incoming_sample.
     connection.execute(
@@ -243,6 +278,7 @@ def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before
     hours = {(ids[row.uuid], row.at_ms - row.at_ms % HOUR_MS) for row in rows}
     if archive.unpack_hours(connection, sorted(hours)):  # instants that are packed count as existing
         connection.execute("INSERT INTO known_sample SELECT accelerator_id, at_ms FROM packed_sample")
+    stages.pass_stage()
     added = connection.execute(
         sql.SQL(
             "INSERT INTO gpu_sample ({columns}) SELECT {columns} FROM incoming_sample i WHERE NOT EXISTS ("
@@ -254,4 +290,5 @@ def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before
         "SELECT DISTINCT accelerator_id, at_ms - at_ms %% %s FROM incoming_sample",
         (HOUR_MS,),
     )
+    stages.pass_stage()
     return ImportOutcome(added=added, unchanged=len(rows) - added)

@@ -1,0 +1,82 @@
+"""What is no table is said in one sentence, whichever import reads it; Ctrl-C says that nothing was imported."""
+
+import os
+import signal
+import subprocess
+import time
+
+import psycopg
+import pytest
+
+from fakes.processes import BIN, environment
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.locks import Lock
+
+PDF = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<<>>\nendobj\n"
+ROWS = "workload_id,start,end,gpus\n1,2025-10-01T00:00:00Z,2025-10-01T01:00:00Z,2\n"
+TABLES = (("usage",), ("prices",), ("inventory",), ("samples",), ("queue",))
+KINDS = (*TABLES, ("sacct",), ("shares", "--pool", "p"), ("bill",))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
+def test_a_pdf_is_one_sentence(run, fleet, tmp_path, kind):
+    """Neither a codec's words nor a column that is missing."""
+    (tmp_path / "x.pdf").write_bytes(PDF)
+    code, _, err = run("import", kind[0], tmp_path / "x.pdf", *kind[1:])
+    assert code == 2
+    assert "x.pdf: is no text; save its table as CSV UTF-8 or .xlsx" in err
+    assert len(err.splitlines()) == 2
+    assert "codec" not in err
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TABLES if kind != ("samples",)], ids=lambda kind: kind[0])
+def test_json_is_one_sentence(run, fleet, tmp_path, kind):
+    """The same for JSON, of which no column is missing; samples may be lines of JSON."""
+    (tmp_path / "x.json").write_text('{"a": [1, "x"]}\n')
+    code, _, err = run("import", kind[0], tmp_path / "x.json")
+    assert code == 2
+    assert "x.json:1: is JSON and no table; write its rows as CSV" in err
+    assert "does not name this required column" not in err
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
+def test_a_folder_is_one_sentence(run, fleet, tmp_path, kind):
+    """Whatever reads it."""
+    code, _, err = run("import", kind[0], tmp_path, *kind[1:])
+    assert (code, err) == (2, f"{tmp_path}: is a folder and no file")
+
+
+def interrupted(process, said):
+    """Interrupt a command, and what it says."""
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def started(dsn, file):
+    command = [BIN / "gpuledger", "import", "usage", file, "--dsn", dsn]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_import_that_is_interrupted_while_it_reads_says_so(fleet, dsn, tmp_path):
+    """A pipe that gives nothing: Ctrl-C before anything is written."""
+    os.mkfifo(tmp_path / "u.csv")
+    process = started(dsn, tmp_path / "u.csv")
+    with (tmp_path / "u.csv").open("w"):  # waits until the command reads
+        interrupted(process, "stopped: nothing was imported")
+
+
+def test_an_import_that_is_interrupted_in_its_transaction_says_so(fleet, dsn, tmp_path):
+    """It waits for another import; nothing of it is there afterwards."""
+    (tmp_path / "u.csv").write_text(ROWS)
+    with psycopg.connect(dsn) as other:
+        locks.take(other, Lock.IMPORTS)
+        process = started(dsn, tmp_path / "u.csv")
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database "
+        while fleet.rows(f"{waiting} WHERE datname = current_database())") == [(0,)]:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        interrupted(process, "stopped: nothing was imported")
+    assert fleet.rows("SELECT count(*) FROM imported_usage") == [(0,)]
