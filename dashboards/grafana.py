@@ -50,6 +50,8 @@ Steps = tuple[tuple[float | None, str], ...]
 PLAIN: Steps = ((None, BLUE),)
 MONEY, HOURS, COUNT, RATIO = "locale", "locale", "locale", "percentunit"
 """`locale` writes numbers in full, with the reader's separators; the currency stands in the title."""
+MODEL_WIDTH = 180
+"""Pixels of a column that has the longest name of a model in one piece."""
 DURATION = "dtdhms"
 """Seconds as days and hours:minutes:seconds; `s` would say 4.66 weeks."""
 GAP_MS = 900_000

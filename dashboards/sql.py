@@ -223,7 +223,7 @@ GRID = f"""LEFT JOIN LATERAL (
 
 
 def month_end(joined: str, where: str) -> str:
-    """This month's charges and its end by the pace of the last 28 full days: a row (so far, expected, low, high).
+    """This month's charges and its end by the pace of the last 28 full days: a row (so far, at run rate, low, high).
 
     Days without charges under `where` but with a conservation check are days on which nothing was charged; days
     without a check are unknown and not part of the pace.
@@ -245,7 +245,7 @@ def month_end(joined: str, where: str) -> str:
         SELECT greatest(0, ({local(f"{start} + interval '1 month'")}
             - greatest(coalesce(done.until_ms, {local(start)}), {local(start)})) / 86400000.0) AS days FROM done
     )
-    SELECT done.cost AS "so far", coalesce(done.cost, 0) + pace.mean * ahead.days AS "expected",
+    SELECT done.cost AS "so far", coalesce(done.cost, 0) + pace.mean * ahead.days AS "at run rate",
         coalesce(done.cost, 0) + greatest(0, pace.mean * ahead.days - 1.28 * pace.spread * sqrt(ahead.days)) AS "low",
         coalesce(done.cost, 0) + pace.mean * ahead.days + 1.28 * pace.spread * sqrt(ahead.days) AS "high"
     FROM done, pace, ahead

@@ -107,9 +107,11 @@ def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str
         decimals=2,
         no_value=" ",  # an empty cell, as in the CSV
         overrides=(
-            *(column(name, unit="string") for name in (*names, "currency", "correction_of")),
+            *(column(name, unit="string") for name in names),
             column("gpu_hours", decimals=6),
-            column("gpu_hours_held_idle", decimals=6),
+            column("gpu_hours_held_idle", decimals=6, width=165),
+            column("currency", unit="string", width=80),
+            column("correction_of", unit="string", width=115),
         ),
     )
     panel.options["footer"] = {
@@ -215,7 +217,7 @@ BOARD = Board(
                     overrides=(
                         column("day", unit="time:YYYY-MM-DD"),
                         column("holds", unit="string", mappings=[HOLDS], cell="color-text", width=60),
-                        column("until", unit="time:YYYY-MM-DD HH:mm"),
+                        column("until", unit="time:YYYY-MM-DD HH:mm", width=140),
                     ),
                 ),
             ),

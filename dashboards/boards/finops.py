@@ -20,7 +20,6 @@ from dashboards.grafana import (
     Panel,
     band,
     chosen,
-    codes,
     color,
     column,
     line,
@@ -208,7 +207,7 @@ BUDGET_PERIODS = f"""
         FROM budget WHERE superseded_at IS NULL AND {IN_MONEY}
     )
 """
-"""Budgets in money in force, with their period of now."""
+"""Budgets in money, their ends at run rate in force, with their period of now."""
 BUDGET_DAYS = f"""
     payer AS (
         SELECT id, org, team, project, experiment, run, user_name FROM owner
@@ -255,8 +254,10 @@ BUDGETS = f"""
             AS "time gone",
         e.expected / nullif(e.amount_micro, 0) AS "at run rate", e.cost / {MICRO} AS spent,
         e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "run rate", nullif(e.currency, '') AS currency,
-        (SELECT string_agg(a.rule || ' ' || a.percent || ' %: ' || a.state, ', ' ORDER BY a.rule, a.percent)
-            FROM budget_alert a WHERE a.budget_id = e.id AND a.period_start_ms = e.since_ms) AS thresholds,
+        (SELECT string_agg(t.alerts, '; ' ORDER BY t.alerts) FROM (
+            SELECT a.rule || ' ' || string_agg(a.percent::text, ', ' ORDER BY a.percent) || ' % ' || a.state AS alerts
+            FROM budget_alert a WHERE a.budget_id = e.id AND a.period_start_ms = e.since_ms GROUP BY a.rule, a.state
+        ) t) AS thresholds,
         coalesce((SELECT string_agg(o.key || ' ' || o.value, ', ' ORDER BY o.key) FROM jsonb_each_text(e.owner) o),
             'the whole fleet') AS owner,
         CASE e.measure WHEN 'total' THEN 'total cost' WHEN 'gpu_hours' THEN 'GPU-hours' ELSE 'direct cost' END
@@ -314,12 +315,24 @@ BUDGET_AXIS = (
     ),
 )
 """From now on so many days, moved back by those that are gone: the period of the chosen budget, to its end."""
+ANOMALY_WORDS = {
+    "usage": "more use",
+    "price": "higher price",
+    "both": "more use, higher price",
+    "storm": "retry storm",
+}
+ANOMALY_KIND = (
+    "CASE f.state "
+    + " ".join(f"WHEN '{name}' THEN '{said}'" for name, said in ANOMALY_WORDS.items())
+    + " ELSE f.state END"
+)
+"""What drove it, for a finding without a sentence of its own."""
 ANOMALIES = f"""
     SELECT coalesce(nullif(f.team, ''), f.subject) AS "who", f.cost_micro / {MICRO} AS cost,
-        f.per_day_micro / {MICRO} AS "cost a day", f.currency, f.state AS kind,
-        to_timestamp(f.since_ms / 1000) AS "since",
+        f.currency, to_timestamp(f.since_ms / 1000) AS "since",
         coalesce(to_char(to_timestamp(f.resolved_ms / 1000) AT TIME ZONE 'UTC', 'MM-DD HH24:MI'), 'ongoing')
-            AS "until", nullif(f.evidence ->> 'sentence', '') AS why, (f.since_ms - {DAY_MS})::float8 AS first_ms,
+            AS "until", coalesce(nullif(f.evidence ->> 'sentence', ''), {ANOMALY_KIND}) AS why,
+        (f.since_ms - {DAY_MS})::float8 AS first_ms,
         coalesce(f.resolved_ms, {TO_MS})::float8 AS last_ms
     FROM finding f
     WHERE f.kind = 'anomaly' AND f.since_ms < {TO_MS} AND coalesce(f.resolved_ms, {TO_MS}) >= {FROM_MS}
@@ -331,12 +344,6 @@ TO_ANOMALY = {
     "url": "/d/gpuledger-team?from=${__data.fields.first_ms.numeric}&to=${__data.fields.last_ms.numeric}"
     "&var-team=${__data.fields.who:percentencode}&${datasource:queryparam}&${currency:queryparam}",
     "targetBlank": False,
-}
-ANOMALY_WORDS = {
-    "usage": "more use",
-    "price": "higher price",
-    "both": "more use, higher price",
-    "storm": "retry storm",
 }
 TOP_MODEL = leading("l.gpu_model", f"{LEDGER} l", CHOSEN, "l.cost_micro")
 
@@ -370,18 +377,21 @@ def budget_table(title: str, text: str, query: str, links: list[Json]) -> Panel:
         height=6,
         decimals=0,
         overrides=(
-            column("budget", unit="string", links=links),
+            column("budget", unit="string", links=links, width=100),
             column("team", **{"custom.hidden": True}),
-            column("owner", unit="string"),
-            column("of what", unit="string", width=100),
+            column("owner", unit="string", width=130),
+            column("of what", unit="string", width=95),
             column("currency", unit="string", width=78),
-            column("thresholds", unit="string", width=330),
-            column("time gone", unit=RATIO, decimals=0),
+            # The longest text has what the others leave.
+            column("thresholds", unit="string"),
+            column("time gone", unit=RATIO, decimals=0, width=90),
+            *(column(name, width=78) for name in ("spent", "amount", "run rate")),
             *(
                 column(
                     name,
                     unit=RATIO,
                     decimals=0,
+                    width=90,
                     cell="color-text",
                     steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
                 )
@@ -417,9 +427,10 @@ BOARD = Board(
             "This month, and the last two weeks",
             (
                 stat(
-                    "This month and its projection ($currency)",
+                    "This month, and its end at run rate ($currency)",
                     "So far this month (of the billing zone), its end at the pace "
-                    "of the last 28 full days, with a band of 80 % as if days were independent. A run rate, no model.",
+                    "of the last 28 full days, with a band of 80 % as if days were independent. A run rate, not the "
+                    "forecast of pages and mails, which knows the days of the week.",
                     MONTH,
                     MONEY,
                     width=12,
@@ -578,7 +589,7 @@ BOARD = Board(
             "Budgets and anomalies",
             (
                 series(
-                    "Burn-up of $budget ($currency)",
+                    "Burn-up of $budget, and its end at run rate ($currency)",
                     "From the first to the last day of the budget's period, whatever range is chosen: spent by the end "
                     "of each day, against an even pace and the amount, and where it ends by the pace of the last 28 "
                     "full days, with a band of 80 %: a run rate, while the overview and mails state a forecast. May be "
@@ -610,19 +621,17 @@ BOARD = Board(
                     height=6,
                     decimals=0,
                     overrides=(
-                        column("who", unit="string", width=105, links=[TO_ANOMALY]),
-                        column("cost", width=80),
-                        column("cost a day", width=95),
-                        column("currency", unit="string", width=80),
-                        column("kind", unit="string", mappings=[codes(ANOMALY_WORDS)], width=150),
-                        column("since", unit="time:MM-DD HH:mm", width=92),
-                        column("until", unit="string", width=92),
+                        column("who", unit="string", width=112, links=[TO_ANOMALY]),
+                        column("cost", width=65),
+                        column("currency", unit="string", width=78),
+                        column("since", unit="time:MM-DD HH:mm", width=95),
+                        column("until", unit="string", width=95),
                         column("why", unit="string"),
                         *(column(name, **{"custom.hidden": True}) for name in ("first_ms", "last_ms")),
                     ),
                 ),
                 budget_table(
-                    "Budgets in money",
+                    "Budgets in money, their ends at run rate",
                     "This period's spend against each budget in money, whatever currency, pool and model are chosen; "
                     "on total cost with the shares of common costs as last computed. More spent than time has passed "
                     f"is the sign to look. {RUN_RATE} May be empty until budgets are declared.",
@@ -630,7 +639,7 @@ BOARD = Board(
                     [TO_BURN_UP, TO_OWNER],
                 ),
                 budget_table(
-                    "Budgets (GPU-hours)",
+                    "Budgets in GPU-hours, their ends at run rate",
                     "GPU-hours held this period against each budget in GPU-hours, priced or not, whatever currency, "
                     f"pool and model are chosen. {RUN_RATE} Empty unless one is declared.",
                     HOUR_BUDGETS,

@@ -8,6 +8,7 @@ from dashboards.grafana import (
     EXACT,
     GREEN,
     MEANING,
+    MODEL_WIDTH,
     ORANGE,
     RATIO,
     VERMILION,
@@ -324,7 +325,7 @@ BOARD = Board(
                   )
                   SELECT a.node, {INDEX} AS "GPU", {STATE_NOW} AS state, nullif(a.health_cause, '') AS cause,
                       error.text AS errors, slowed.seconds AS throttled, l.gpu_temperature_celsius AS temperature,
-                      l.gpu_power_watts AS power, a.model
+                      l.gpu_power_watts AS power, regexp_replace(a.model, '^NVIDIA ', '') AS model
                   FROM {THERE} LEFT JOIN reading l ON l.accelerator_id = a.id
                   CROSS JOIN LATERAL (
                       SELECT string_agg({WORDS_OF_METRIC} || ' ' || v.value, ', ' ORDER BY v.name) AS text,
@@ -340,14 +341,14 @@ BOARD = Board(
                     width=24,
                     height=10,
                     overrides=(
-                        column("node", links=list(TO_NODE), width=90),
-                        column("GPU", width=60),
-                        column("state", mappings=[words()], cell="color-text", width=95),
-                        column("cause", width=260),
-                        column("errors", width=330),
-                        column("throttled", unit=DURATION, width=115),
-                        column("temperature", unit="celsius", decimals=0, width=100),
-                        column("power", unit="watt", decimals=0, width=70),
+                        column("node", links=list(TO_NODE), width=75),
+                        column("GPU", width=50),
+                        column("state", mappings=[words()], cell="color-text", width=100),
+                        column("errors", width=210),
+                        column("throttled", unit=DURATION, width=118),
+                        column("temperature", unit="celsius", decimals=0, width=105),
+                        column("power", unit="watt", decimals=0, width=65),
+                        column("model", width=150),
                     ),
                 ),
                 table(
@@ -371,7 +372,7 @@ BOARD = Board(
                     overrides=(
                         column("node", links=list(TO_NODE), width=90),
                         column("status", mappings=[words()], cell="color-text", width=75),
-                        column("last seen", unit="dateTimeAsIso", width=150),
+                        column("last seen", unit="time:YYYY-MM-DD HH:mm", width=140),
                         column(
                             "silent for",
                             unit=DURATION,
@@ -500,9 +501,11 @@ BOARD = Board(
                     width=14,
                     height=7,
                     overrides=(
-                        *(column(name, width=105) for name in ("pool", "accelerators", "ok")),
+                        column("accelerators", width=95),
+                        column("ok", width=60),
                         column("health unknown", width=125),
-                        column("whole GPUs", unit=EXACT, decimals=2, width=105),
+                        column("whole GPUs", unit=EXACT, decimals=2, width=95),
+                        column("model", unit="string", width=MODEL_WIDTH),
                     ),
                 ),
                 table(

@@ -63,7 +63,7 @@ TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:pe
 IDLE_STEPS = ((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))
 ATTENTION = {
     "gone_idle": "was used, then went idle",
-    "never_used": "never used since it was given",
+    "never_used": "never used since given",
     "throttled": "held back by heat or power",
     "data_starved": "waits for its data",
     "hollow": "busy, with hardly any arithmetic",
@@ -266,17 +266,18 @@ BOARD = Board(
                     height=6,
                     decimals=2,
                     overrides=(
-                        column("node", links=list(TO_NODE), unit="string", width=90),
-                        column("GPU", decimals=0, width=60),
-                        column("finding", unit="string", mappings=[codes(ATTENTION)]),
+                        column("node", links=list(TO_NODE), unit="string", width=75),
+                        column("GPU", decimals=0, width=50),
+                        column("finding", unit="string", mappings=[codes(ATTENTION)], width=190),
                         column("workload", links=TO_WORKLOAD, unit="string"),
                         column("name", unit="string"),
-                        column("user", unit="string", width=90),
-                        column("team", unit="string", width=100),
-                        column("since", unit="dateTimeAsIso", width=150),
-                        *(column(name, width=90) for name in ("cost", "cost a day")),
+                        column("user", unit="string", width=70),
+                        column("team", unit="string", width=85),
+                        column("since", unit="time:YYYY-MM-DD HH:mm", width=140),
+                        column("cost", width=65),
+                        column("cost a day", width=90),
                         column("currency", unit="string", width=78),
-                        column("confidence", unit=RATIO, decimals=0, width=90),
+                        column("confidence", unit=RATIO, decimals=0, width=95),
                         *HIDDEN_SPAN,
                     ),
                 ),
@@ -323,22 +324,23 @@ BOARD = Board(
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", f.state AS finding, to_timestamp(f.since_ms / 1000) AS "since",
                       f.cost_micro / {MICRO} AS cost, f.per_day_micro / {MICRO} AS "cost a day", f.currency,
-                      f.confidence, a.model
+                      f.confidence, regexp_replace(a.model, '^NVIDIA ', '') AS model
                   {FINDINGS} AND f.workload_id IS NULL
                   ORDER BY {CHOSEN_FIRST} LIMIT 100
                   """,
                     EXACT,
-                    width=14,
+                    width=17,
                     height=8,
                     decimals=2,
                     overrides=(
-                        column("node", links=list(TO_NODE), unit="string", width=80),
+                        column("node", links=list(TO_NODE), unit="string", width=75),
                         column("GPU", decimals=0, width=50),
-                        column("finding", unit="string", mappings=[codes(ATTENTION)], width=95),
-                        column("since", unit="dateTimeAsIso", width=150),
-                        *(column(name, width=85) for name in ("cost", "cost a day")),
+                        column("finding", unit="string", mappings=[codes(ATTENTION)], width=100),
+                        column("since", unit="time:YYYY-MM-DD HH:mm", width=140),
+                        column("cost", width=65),
+                        column("cost a day", width=90),
                         column("currency", unit="string", width=78),
-                        column("confidence", unit=RATIO, decimals=0, width=90),
+                        column("confidence", unit=RATIO, decimals=0, width=95),
                     ),
                 ),
                 bars(
@@ -354,7 +356,7 @@ BOARD = Board(
                  GROUP BY band.number, 1 ORDER BY band.number
                  """,
                     COUNT,
-                    width=10,
+                    width=7,
                     height=8,
                     whole=f"SELECT greatest(count(l.gpu_memory_used_bytes / nullif(a.memory_bytes, 0)), 1) AS max "
                     f"{HELD_NOW}",

@@ -24,6 +24,11 @@ LANE = "{{node}} / {{gpu}}"
 MOST_LINES = 10
 
 
+def held_by_team(chosen: str) -> str:
+    """The GPUs that each team holds, of those that are chosen."""
+    return f'sum by (team) (label_replace(gpu_held_ratio{chosen}, "team", "(no team)", "team", "^$"))'
+
+
 def label(name: str, title: str, query: str) -> Json:
     """A variable with the values of a label."""
     return {
@@ -124,12 +129,9 @@ BOARD = Board(
                 gauge("Temperature", "Of the core of the GPU.", "gpu_temperature_celsius", "celsius"),
                 series(
                     "Held GPUs, by team",
-                    "By the tag `team` of the workloads that hold them.",
-                    promql(
-                        'sum by (team) (label_replace(gpu_held_ratio{node=~"$node", uuid=~"$uuid"}, '
-                        '"team", "(no team)", "team", "^$"))',
-                        "{{team}}",
-                    ),
+                    "By the tag `team` of the workloads that hold them. Teams that hold none of the chosen are at 0: "
+                    "so each keeps its color.",
+                    promql(f"{held_by_team(GPU)} or {held_by_team('')} * 0", "{{team}}"),
                     COUNT,
                     width=12,
                     stacked=True,

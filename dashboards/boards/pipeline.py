@@ -85,7 +85,7 @@ BOARD = Board(
                     width=3,
                 ),
                 stat(
-                    "Reconciled days",
+                    "Days that hold",
                     "Part of the rated days of the last 30 days, to the last micro-unit.",
                     "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
                     f"FROM conservation_check l WHERE {DAYS}",

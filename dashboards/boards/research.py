@@ -141,9 +141,10 @@ BOARD = Board(
                 ),
                 other_currencies(HELD),
                 stat(
-                    "This month and its projection ($currency)",
+                    "This month, and its end at run rate ($currency)",
                     "Charges so far this month (of the billing zone), and its end at the pace of the last 28 full "
-                    "days, with a band of 80 % as if days were independent. A run rate, no model.",
+                    "days, with a band of 80 % as if days were independent. A run rate, not the forecast of pages "
+                    "and mails.",
                     month_end(OWNER, f"{CHOICE} AND {CURRENCY}"),
                     MONEY,
                     width=14,
@@ -225,11 +226,13 @@ BOARD = Board(
                     height=10,
                     decimals=0,
                     overrides=(
-                        column("team", unit="string", links=list(TO_TEAM)),
-                        column("project", unit="string", width=130),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
+                        column("team", unit="string", links=list(TO_TEAM), width=100),
+                        column("project", unit="string", width=120),
+                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=80),
                         column("correction of", unit="string", width=105),
-                        column("models", unit="string", width=330),
+                        *(column(name, width=110) for name in ("held idle cost", "energy, kWh")),
+                        *(column(name, width=90) for name in ("cost", "GPU-hours", "CO2e, kg")),
+                        column("models", unit="string"),
                     ),
                 ),
                 series(
@@ -267,8 +270,9 @@ BOARD = Board(
                     overrides=(
                         column("project", unit="string"),
                         column("experiment", unit="string"),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
-                        column("correction of", unit="string"),
+                        *(column(name, width=90) for name in ("cost", "GPU-hours")),
+                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=80),
+                        column("correction of", unit="string", width=105),
                     ),
                 ),
             ),

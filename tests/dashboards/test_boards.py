@@ -148,7 +148,7 @@ def test_rows_hold_what_their_title_says():
     assert {"The range", "More of the range", "This month, and the last two weeks", "To save"} <= seen
 
 
-OF_NOW = {"This month and its projection ($currency)", "Idle or underused now"}
+OF_NOW = {"This month, and its end at run rate ($currency)", "Idle or underused now"}
 """Panels whose own titles say that the range does not change them."""
 
 

@@ -39,7 +39,7 @@ def width(title):
 
 def room(columns):
     """The pixels that a panel of so many of 24 columns leaves to its title in a window of 1280; more is cut."""
-    return 52.3 * columns - 47
+    return 52.3 * columns - 49
 
 
 @pytest.mark.parametrize(("name", "panel"), EVERY, ids=IDS)
@@ -70,8 +70,8 @@ def links(panel):
 
 
 LEADS = {
-    ("finops", "Budgets in money"): "gpuledger-finops",
-    ("finops", "Budgets (GPU-hours)"): "gpuledger-team",
+    ("finops", "Budgets in money, their ends at run rate"): "gpuledger-finops",
+    ("finops", "Budgets in GPU-hours, their ends at run rate"): "gpuledger-team",
     ("finops", "Waste ($currency)"): "gpuledger-idle",
     ("finops", "Waste share"): "gpuledger-idle",
     ("finops", "Unpriced hours"): "gpuledger-chargeback",
@@ -106,3 +106,47 @@ def test_no_chart_reaches_far_beyond_what_it_draws():
     """A fixed range in the future would be empty from the end of a quarter on."""
     for name, panel in EVERY:
         assert not re.match(r"\+\d", panel.get("timeFrom", "")), (name, panel["title"])
+
+
+LONG = {
+    ("finops", "Budgets in money, their ends at run rate", "thresholds"): 330,
+    ("finops", "Anomalies", "why"): 760,
+    ("fleet", "Accelerators, worst first", "cause"): 365,
+    ("idle", "Open findings of workloads", "finding"): 190,
+    ("research", "Projects ($currency)", "models"): 330,
+}
+"""Columns whose texts are long, and the pixels that these need."""
+SCREEN = 1240
+"""Pixels for panels on a screen of 1280."""
+
+
+def widths(panel):
+    """The columns of a table that have a width, with it."""
+    return {
+        override["matcher"]["options"]: setting["value"]
+        for override in panel["fieldConfig"]["overrides"]
+        for setting in override["properties"]
+        if setting["id"] == "custom.width"
+    }
+
+
+@pytest.mark.parametrize(("name", "title", "long"), LONG)
+def test_a_long_text_has_room_on_a_small_screen(name, title, long):
+    """It has a width of its own, or what all others leave, which then have one each."""
+    (panel,) = [panel for panel in panels(BOARDS[name]) if panel["title"] == title]
+    fixed = widths(panel)
+    left = SCREEN * panel["gridPos"]["w"] / 24 - sum(fixed.values())
+    assert fixed.get(long, left) >= LONG[name, title, long]
+    assert left >= (0 if long in fixed else LONG[name, title, long])
+
+
+def test_instants_are_shown_whole():
+    """To the minute, in 140 pixels at least; with seconds in 150."""
+    for name, board in BOARDS.items():
+        for panel in panels(board):
+            for override in panel["fieldConfig"].get("overrides", ()) if "fieldConfig" in panel else ():
+                settings = {setting["id"]: setting["value"] for setting in override["properties"]}
+                unit, width = str(settings.get("unit", "")), settings.get("custom.width", 1000)
+                assert unit != "dateTimeAsIso", (name, panel["title"])
+                least = 150 if unit.endswith("HH:mm:ss") else 140 if unit.startswith("time:YYYY-MM-DD HH") else 0
+                assert width >= least, (name, panel["title"], override["matcher"])

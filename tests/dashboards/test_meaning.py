@@ -171,7 +171,7 @@ def test_a_chart_has_at_most_ten_series(ledger, board):
 
 def test_the_burn_up_ends_where_the_table_of_budgets_stands(ledger):
     """The last point of what is spent is the table's, and the amount is the budget's."""
-    by_name = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money")}
+    by_name = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money, their ends at run rate")}
     lines, days = defaultdict(list), defaultdict(list)
     for row in burn_up(ledger, "fleet"):
         lines[row["metric"]].append(row["cost"])
@@ -191,7 +191,7 @@ def burn_up(connection, budget):
     for name in ("budget_days", "budget_gone"):
         text = interpolated(found[name]["query"], found, {"budget": budget})
         (own[name],) = (str(row[0]) for row in connection.execute(expanded(text, SPAN, 60).encode()))
-    return rows(connection, "finops", "Burn-up of $budget ($currency)", budget=budget, **own)
+    return rows(connection, "finops", "Burn-up of $budget, and its end at run rate ($currency)", budget=budget, **own)
 
 
 def test_the_burn_up_reaches_from_the_first_to_the_last_day_of_the_period(ledger):
@@ -211,7 +211,7 @@ def test_the_burn_up_reaches_from_the_first_to_the_last_day_of_the_period(ledger
 
 def test_budgets_say_what_counts_and_in_which_unit(ledger):
     """Total cost is the direct cost and the stored shares; hours are in a table of their own, and in no money."""
-    money = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money")}
+    money = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money, their ends at run rate")}
     assert {name: row["of what"] for name, row in money.items()} == {
         "fleet": "direct cost",
         "vision": "direct cost",
@@ -219,7 +219,7 @@ def test_budgets_say_what_counts_and_in_which_unit(ledger):
     }
     assert money["vision in all"]["spent"] == pytest.approx(money["vision"]["spent"] + 25)
     assert money["vision in all"]["run rate"] > money["vision"]["run rate"]
-    (hours,) = rows(ledger, "finops", "Budgets (GPU-hours)")
+    (hours,) = rows(ledger, "finops", "Budgets in GPU-hours, their ends at run rate")
     held = ledger.execute(
         "SELECT sum(gpu_ns) / 3.6e12 FROM ledger_day l JOIN owner o ON o.id = l.owner_id WHERE o.team = 'vision' "
         "AND l.state = 'held' AND l.day_ms >= %s",

@@ -268,13 +268,16 @@ HERE = {
 }
 """Panels that this file reads."""
 ELSEWHERE = {
-    ("finops", "This month and its projection ($currency)"): "asks for now: tests/dashboards/test_meaning.py",
+    ("finops", "This month, and its end at run rate ($currency)"): "asks for now: tests/dashboards/test_meaning.py",
     ("finops", "Last 7 days against the 7 before"): "asks for now",
-    ("finops", "Burn-up of $budget ($currency)"): "asks for now: tests/dashboards/test_meaning.py",
-    ("finops", "Budgets in money"): "asks for now: tests/dashboards/test_meaning.py",
-    ("finops", "Budgets (GPU-hours)"): "asks for now: tests/dashboards/test_meaning.py",
-    ("team", "This month and its projection ($currency)"): "asks for now",
-    ("research", "This month and its projection ($currency)"): "asks for now",
+    (
+        "finops",
+        "Burn-up of $budget, and its end at run rate ($currency)",
+    ): "asks for now: tests/dashboards/test_meaning.py",
+    ("finops", "Budgets in money, their ends at run rate"): "asks for now: tests/dashboards/test_meaning.py",
+    ("finops", "Budgets in GPU-hours, their ends at run rate"): "asks for now: tests/dashboards/test_meaning.py",
+    ("team", "This month, and its end at run rate ($currency)"): "asks for now",
+    ("research", "This month, and its end at run rate ($currency)"): "asks for now",
     ("finops", "Anomalies"): "estimates, each with its currency",
     ("idle", "Open findings of workloads"): "estimates, each with its currency",
     ("idle", "Accelerators that nobody holds"): "estimates, each with its currency",
