@@ -25,6 +25,8 @@ OWN, FOREIGN = "vision", "zebra"
 ROLES = ("agent", "viewer", "finance", "admin")
 NOW_MS = int(time.time() * 1000)
 TODAY_MS = NOW_MS // DAY_MS * DAY_MS
+MONTH = dt.datetime.fromtimestamp(NOW_MS // HOUR_MS * HOUR_MS / 1000 - 1, dt.UTC).strftime("%Y-%m")
+"""The month of the last hour that has evidence: in the first hour of a month, the one before."""
 
 
 def day(number: int) -> str:

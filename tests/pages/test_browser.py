@@ -10,11 +10,10 @@ from fakes.browser import AXE, CHROMIUM, browsing
 from fakes.collector import running
 from fakes.engines import lacking
 from fakes.postgres import fresh_database
-from fakes.two_teams import OWN, day, idle_job, two_teams
+from fakes.two_teams import MONTH, OWN, idle_job, two_teams
 
 pytestmark = pytest.mark.slow
 
-MONTH = day(0)[:7]
 HOSTILE = "<script>alert('a name that is long and has no end')</script>&amp;{{ 7*7 }}"
 SIZES = (390, 768, 1280)
 PAGES = {

@@ -1,6 +1,5 @@
 """All pages together: every link leads somewhere, every CSV can be read, and a viewer sees its own part only."""
 
-import datetime as dt
 import json
 from dataclasses import replace
 from html import unescape
@@ -14,14 +13,12 @@ from fakes.collector import running
 from fakes.crawl import Crawl, read_csv
 from fakes.pages import Page
 from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, NOW_MS, OWN, finding_of, idle_job, two_teams
+from fakes.two_teams import FOREIGN, MONTH, NOW_MS, OWN, finding_of, idle_job, two_teams
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.cli import build
 from gpuledger_collector.storage.findings import findings
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
-MONTH = dt.datetime.fromtimestamp(NOW_MS // HOUR_MS * HOUR_MS / 1000 - 1, dt.UTC).strftime("%Y-%m")
-"""The month of the last hour that has evidence: in the first hour of a month, the one before."""
 START = f"/?period={MONTH}"
 PAGES = ("/", "/statements", "/jobs", "/idle", "/anomalies", "/demand", "/trust")
 NARROWED = f"team={OWN}&period={MONTH}"

@@ -8,13 +8,12 @@ import pytest
 from fakes.assistant import ERAS, Assistant, Remote, dumped
 from fakes.collector import running
 from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, OWN, day, token, two_teams
+from fakes.two_teams import FOREIGN, MONTH, OWN, day, token, two_teams
 from gpuledger_collector.mcp.http import MAX_BODY_BYTES
 from gpuledger_collector.mcp.questions import QUESTIONS
 from gpuledger_collector.mcp.tools import TOOLS
 from gpuledger_collector.storage.access import tokens as stored_tokens
 
-MONTH = day(0)[:7]
 OPEN = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 LISTING = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}).encode()
 
