@@ -23,11 +23,13 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.serving_replicas import ServiceReplicas, assess_services
 from gpuledger_collector.storage.findings.findings import named
+from gpuledger_collector.storage.ledger import overview
 from gpuledger_common.plurals import plural
 
 app = new_app()
 TABLE_ROWS = 20
 NOBODY = "(nobody)"
+NOT_OBSERVED = "not known: no node has reported what its GPUs do, and imported usage does not say"
 COLUMNS = (
     Column("node"),
     number("gpu"),
@@ -106,6 +108,7 @@ def idle(
         # Ends are not included: one millisecond is what is ongoing at this instant.
         bounds = (session.now_ms, session.now_ms + 1) if only_now else (span.start_ms, span.end_ms)
         findings = find(session, bounds)
+        is_unknown = not findings and not _has_nodes(session)
     chosen = [
         finding
         for finding in findings
@@ -114,14 +117,15 @@ def idle(
         and state in {None, finding["state"]}
     ]
     if by is None:
-        print_findings(chosen, TABLE_ROWS if top is None and form is options.Format.table else top, form)
+        shown = TABLE_ROWS if top is None and form is options.Format.table else top
+        print_findings(chosen, shown, form, NOT_OBSERVED if is_unknown else summarize(chosen))
     else:
         columns = (
             Column(by.value),
             *(number(name) for name in ("findings", "hours", "cost", "ongoing")),
             Column("mostly"),
         )
-        emit(form, columns, group_rows(chosen, by), [summarize(chosen)])
+        emit(form, columns, group_rows(chosen, by), [NOT_OBSERVED if is_unknown else summarize(chosen)])
     end_with(bool(chosen), exit_code)
 
 
@@ -132,11 +136,17 @@ def find(session: Session, bounds: tuple[int, int]) -> list[dict[str, Any]]:
         return named(connection, "idle", *bounds)
 
 
-def print_findings(findings: Sequence[Finding], top: int | None, form: options.Format) -> None:
+def _has_nodes(session: Session) -> bool:
+    """Whether any node has ever reported: of imported usage nobody knows what its GPUs did."""
+    with session.database.transaction(read_only=True) as connection:
+        return overview.fleet(connection, session.now_ms).nodes > 0
+
+
+def print_findings(findings: Sequence[Finding], top: int | None, form: options.Format, summary: str) -> None:
     """Print the first `top` findings (None or 0: all) and what all of them amount to."""
     rows = [idle_row(finding) for finding in findings[: top or None]]
     left = len(findings) - len(rows)
-    emit(form, COLUMNS, rows, [*([f"... and {left} more (--top 0 shows all)"] if left else []), summarize(findings)])
+    emit(form, COLUMNS, rows, [*([f"... and {left} more (--top 0 shows all)"] if left else []), summary])
 
 
 def _holder(finding: Finding) -> str:

@@ -222,3 +222,15 @@ def test_hours_without_any_evidence_are_left_out(fleet, findings, monkeypatch) -
     monkeypatch.setattr(minute_rollup, "first_interval", lambda connection, since_ms: since_ms)
     find_idle(findings, OCTOBER + 8 * HOUR)
     assert dump(fleet) == made
+
+
+def test_without_any_node_nothing_is_known(fleet, run) -> None:
+    """Imported usage says nothing of what GPUs did: no count of 0 stands for it. A node that reported is searched."""
+    for arguments in ((), ("--now",), ("--by", "team")):
+        code, out, err = run("idle", *arguments)
+        assert code == 0, err
+        assert (
+            out.splitlines()[-1] == "not known: no node has reported what its GPUs do, and imported usage does not say"
+        )
+    fleet.node("n1")
+    assert run("idle")[1].splitlines()[-1].startswith("0 findings, 0 ongoing")
