@@ -41,5 +41,9 @@ def intensity_of(in_force: Iterable[Intensity], pool: str) -> Intensity | None:
 
 def micrograms(energy_mj: int, intensity: Intensity) -> int:
     """Millionths of a gram for an energy, rounded once, half to even."""
-    per_kwh = int(intensity.grams_per_kwh.scaleb(3)) * int(intensity.pue.scaleb(3))
-    return round_half_even_div(energy_mj * per_kwh, MJ_PER_KWH)
+    return round_half_even_div(energy_mj * per_kwh(intensity), MJ_PER_KWH)
+
+
+def per_kwh(intensity: Intensity) -> int:
+    """Micrograms of a kilowatt-hour, the building's part included."""
+    return int(intensity.grams_per_kwh.scaleb(3)) * int(intensity.pue.scaleb(3))

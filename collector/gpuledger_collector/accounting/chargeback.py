@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.money import MICRO, minor_digits
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_lists
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div, round_in_lists
 from gpuledger_collector.accounting.reserved_names import escaped, is_reserved
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED
@@ -107,7 +107,7 @@ class ReportRow:
         return self.state == HELD or (not self.state and not any(map(is_reserved, self.keys)))
 
 
-_PRINTED = (
+PRINTED = (
     ("gpu_hours", "gpu_ns", _HOURS_UNIT, 6),
     ("gpu_hours_held_idle", "idle_ns", _HOURS_UNIT, 6),
     ("cost_minor", "cost_micro", None, 0),
@@ -269,7 +269,7 @@ def report(
         # Remainders are given out in the order of `_ordered`; the sort after it is for display only.
         own_rows = _rows(currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency}))
         if not separate_corrections:
-            own_rows = _added_up(own_rows)
+            own_rows = add_up_corrections(own_rows)
         own_rows.sort(key=lambda row: (-(row.cost_micro or 0), row.keys, row.correction_of))
         rows += own_rows
         totals.append(_total(currency, own_rows, len(by)))
@@ -295,7 +295,7 @@ def _ordered(sums: Mapping[_Key, _RowSums]) -> list[tuple[_Key, _RowSums]]:
     return sorted(sums.items(), key=lambda item: (-(item[1].cost_micro or 0), item[0]))
 
 
-def _added_up(rows: Iterable[ReportRow]) -> list[ReportRow]:
+def add_up_corrections(rows: Iterable[ReportRow]) -> list[ReportRow]:
     """One row of all rows of the same cells, with the sums of what they print."""
     cells: dict[tuple[str, ...], list[ReportRow]] = defaultdict(list)
     for row in rows:
@@ -349,12 +349,10 @@ def _shown(key: str, dimension: str) -> str:
 
 def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[ReportRow]:
     """Rows with what is printed of them; those of each corrected month are rounded by themselves."""
-    # Without a currency there is no money to round; the unit only has to be valid.
-    minor_unit = MICRO // 10 ** (minor_digits(currency) if currency is not None else 0)
     months = [correction_of for (_, correction_of), _ in group]
     rounded: dict[str, list[Any]] = {}
-    for printed, exact, unit, digits in _PRINTED:
-        counts = _round_known([getattr(entry, exact) for _, entry in group], months, unit or minor_unit)
+    for printed, exact, unit, digits in PRINTED:
+        counts = _round_known([getattr(entry, exact) for _, entry in group], months, unit or minor_unit(currency))
         if unit is not None:
             rounded[printed] = [None if count is None else Decimal(count).scaleb(-digits) for count in counts]
         else:
@@ -369,7 +367,7 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
             **_with_waste(
                 entry.state,
                 {printed: values[at] for printed, values in rounded.items()}
-                | {exact: getattr(entry, exact) for _, exact, _, _ in _PRINTED},
+                | {exact: getattr(entry, exact) for _, exact, _, _ in PRINTED},
             ),
         )
         for at, ((keys, correction_of), entry) in enumerate(group)
@@ -395,6 +393,56 @@ def _round_known(values: Sequence[int | None], months: Sequence[str], unit: int)
     return [None if value is None else next(rounded) for value in values]
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceInList:
+    """An amount of one row, and what its rounding needs of the list in which it is rounded."""
+
+    value: int
+    total: int
+    """The sum of the list."""
+    floors: int
+    """The sum of its amounts in whole units, each rounded toward minus infinity."""
+    before: int
+    """How many amounts have a larger remainder, or an equal one and an earlier row."""
+
+    def rounded(self, unit: int) -> int:
+        """The amount in units, as `round_together` rounds it among the whole list."""
+        left = round_half_even_div(self.total, unit) - self.floors
+        return self.value // unit + (self.before < left)
+
+
+def row_of_list(
+    cells: tuple[str, ...],
+    currency: str,
+    correction_of: str,
+    state: str,
+    unknown_ns: int,
+    places: Mapping[str, PlaceInList | None],
+) -> ReportRow:
+    """A row of a report of which the other rows are not known, only its place among them (exact amount -> place)."""
+    sums: dict[str, Any] = {}
+    for printed, exact, unit, digits in PRINTED:
+        place = places[exact]
+        sums[exact] = None if place is None else place.value
+        units = None if place is None else place.rounded(unit or minor_unit(currency))
+        sums[printed] = units if unit is None or units is None else Decimal(units).scaleb(-digits)
+    return ReportRow(
+        keys=cells,
+        currency=currency,
+        correction_of=correction_of,
+        state=state,
+        unknown_ns=unknown_ns,
+        **_with_waste(state, sums),
+    )
+
+
+def minor_unit(currency: str | None) -> int:
+    """Micro-units in the smallest unit of a currency that is printed."""
+    # Without a currency there is no money to round; the unit only has to be valid.
+    digits = minor_digits(currency) if currency is not None else 0
+    return int(MICRO // 10**digits)
+
+
 def unbilled(rows: Iterable[ReportRow]) -> int | None:
     """Minor units, shares included, of the rows of one currency that no owner pays."""
     return sum_known(row.total_minor for row in rows if row.is_billed is False)
@@ -409,7 +457,7 @@ def totals(rows: Sequence[ReportRow]) -> tuple[ReportRow, ...]:
 def _total(currency: str | None, rows: Sequence[ReportRow], width: int) -> ReportRow:
     """The sum of rows as printed, so that a reader who adds them up gets it exactly."""
     sums: dict[str, Any] = {}
-    printed_and_exact = (name for printed, exact, _, _ in _PRINTED for name in (printed, exact))
+    printed_and_exact = (name for printed, exact, _, _ in PRINTED for name in (printed, exact))
     for name in (*printed_and_exact, "waste_minor", "waste_micro"):
         values = [getattr(row, name) for row in rows]
         sums[name] = sum_known(values)

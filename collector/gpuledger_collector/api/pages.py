@@ -14,11 +14,11 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow, sum_known, totals
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow, sum_known
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
 from gpuledger_collector.accounting.waste import whole_waste
-from gpuledger_collector.api.auth.principal import Denied, visible
+from gpuledger_collector.api.auth.principal import Denied, Principal, visible
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
     ANOTHER_OWNER,
@@ -37,7 +37,12 @@ from gpuledger_collector.export.shortened import is_rest, shortened
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
 from gpuledger_collector.services import new_nodes
 from gpuledger_collector.services.budget_status import standings
-from gpuledger_collector.services.chargeback import direct_costs_by_team, notices, read_chargeback
+from gpuledger_collector.services.chargeback import (
+    direct_costs_by_team,
+    notices,
+    read_chargeback,
+    read_owner_chargeback,
+)
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.nodes import INVENTORY, UNINSTALLED
@@ -109,7 +114,7 @@ def statement_page(context: ReadContext, level: str, owner: str, month: str, vie
     if not reader.sees({level: owner}):
         raise Denied(403, ANOTHER_OWNER)
     with context.database.transaction(read_only=True) as connection:
-        chargeback = monthly_chargeback(connection, level, month, context.now_ms)
+        chargeback = monthly_chargeback(connection, level, month, context.now_ms, owner)
         if view.wants_csv:
             period = zones.in_zone(connection, UTC_DAYS.month(month))
             by = (level, "workload")
@@ -139,13 +144,7 @@ def month_page(context: ReadContext, level: str, month: str, view: View) -> Resp
     reader = view.reader
     with context.database.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, nominal)
-        report = read_chargeback(connection, period, (level,), context.now_ms).report
-        if reader.owner is not None:
-            # The rows of the full chargeback, so that their cents are those of the invoice.
-            with as_viewer(connection, reader.owner):
-                own = {owner for owner in stored.owners(connection, level, period) if reader.sees({level: owner})}
-            rows = tuple(row for row in report.rows if row.keys[0] in own)
-            report = replace(report, rows=rows, totals=totals(rows))
+        report = _month_report(connection, period, level, context.now_ms, reader)
         if view.wants_csv:
             # A notice may name other owners, which a viewer must not see.
             said = notices(connection, period, context.now_ms, report) if reader.owner is None else []
@@ -155,6 +154,15 @@ def month_page(context: ReadContext, level: str, month: str, view: View) -> Resp
         site = narrowed.site(connection, path, context.now_ms, has_csv=True, is_filtered=False, periods=())
         months = stored.months(connection)
     return page(forms.index(level, month, report, site, months), site=site)
+
+
+def _month_report(connection: Connection, period: Period, level: str, now_ms: int, reader: Principal) -> Report:
+    """Who pays by a level; for a viewer its own rows of that, so that their cents are those of the invoice."""
+    if reader.owner is None:
+        return read_chargeback(connection, period, (level,), now_ms).report
+    if set(reader.owner) != {level}:
+        return Report((level,), (), ())
+    return read_owner_chargeback(connection, period, level, reader.owner[level], now_ms).report
 
 
 def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:

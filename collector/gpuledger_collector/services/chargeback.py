@@ -11,7 +11,9 @@ from gpuledger_collector.accounting.chargeback import (
     UNATTRIBUTED,
     Allocations,
     Report,
+    ReportRow,
     SharedPart,
+    add_up_corrections,
     report,
     shown_keys,
     totals,
@@ -29,8 +31,9 @@ from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.export.focus import Notices
 from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.billing import cash, commitments, disputes, locations, periods
-from gpuledger_collector.storage.billing.allocation import allocate
+from gpuledger_collector.storage.billing.allocation import allocate, own_carbon, own_shared
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
+from gpuledger_collector.storage.billing.owner_rows import owner_rows
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
@@ -62,8 +65,13 @@ def read_chargeback(
     """Report what a period bills by these dimensions, from what is rated by now; call `refresh` before it.
 
     `owner` (levels of the tree) restricts the report to what that owner pays, read under row-level security. Shares
-    of common costs are computed from the full ledger in either case: a share depends on what everybody else held.
+    of common costs are computed from the full ledger in either case: a share depends on what everybody else held. By
+    the level of such an owner its rows are those of the full report, to the cent; by anything else they are rounded by
+    themselves.
     """
+    if owner is not None and len(owner) == 1 and tuple(owner) == tuple(by):
+        found = _owner_report(connection, period, owner, now_ms, separate_corrections=separate_corrections)
+        return Chargeback(_with_codes(connection, period, found, owner))
     with row_level_security.as_viewer(connection, owner):
         lines = visible_lines(connection, period, by, owner, separate_corrections=True)
     # Outside of the viewer's rights: shares of one owner depend on what everybody else held.
@@ -71,12 +79,55 @@ def read_chargeback(
     if owner is not None:
         allocations = _visible_allocations(allocations, {shown_keys(line, by) for line in lines})
     found = report(lines, by, allocations, separate_corrections=separate_corrections)
-    return Chargeback(_with_codes(connection, period, found), allocations.parts)
+    return Chargeback(_with_codes(connection, period, found, owner), allocations.parts)
 
 
-def _with_codes(connection: Connection, period: Period, chargeback: Report) -> Report:
-    """The report with the cost centers and GL codes of its owners."""
-    codes = BilledCodes(connection).of_rows(period, chargeback.by)
+def _owner_report(
+    connection: Connection, period: Period, owner: Mapping[str, str], now_ms: int, *, separate_corrections: bool
+) -> Report:
+    """The rows of one owner (level -> value) in the full report by its level, and its usage without a price."""
+    ((level, name),) = owner.items()
+    rows = _rows_of(connection, period, level, name, now_ms, separate_corrections=separate_corrections)
+    with row_level_security.as_viewer(connection, owner):
+        lines = visible_lines(connection, period, (level,), owner, separate_corrections=True)
+    # Usage without a price is one row of everybody's, of which a viewer sees its own part.
+    unpriced = [line for line in lines if line.currency is None]
+    if unpriced:
+        carbon = own_carbon(connection, period, (level,), owner)
+        carbon.emitted = {key: grams for key, grams in carbon.emitted.items() if key[0] is None}
+        rows += report(unpriced, (level,), carbon, separate_corrections=separate_corrections).rows
+    return Report((level,), tuple(rows), totals(rows))
+
+
+def read_owner_chargeback(
+    connection: Connection, period: Period, level: str, owner: str, now_ms: int, *, separate_corrections: bool = True
+) -> Chargeback:
+    """The rows of one owner in the full report by its level, and its shares; usage without a price is left out."""
+    name = "" if owner == UNATTRIBUTED else owner
+    rows = _rows_of(connection, period, level, name, now_ms, separate_corrections=separate_corrections)
+    parts = own_shared(connection, period, (level,), now_ms, {level: name}).parts
+    found = _with_codes(connection, period, Report((level,), tuple(rows), totals(rows)), {level: name})
+    return Chargeback(found, [part for part in parts if part.keys == (owner or UNATTRIBUTED,)])
+
+
+def _rows_of(
+    connection: Connection, period: Period, level: str, owner: str, now_ms: int, *, separate_corrections: bool
+) -> list[ReportRow]:
+    """The rows of an owner (empty: of nobody known) in the full report by its level."""
+    rows = owner_rows(connection, period, level, owner, now_ms)
+    if separate_corrections:
+        return rows
+    currencies = dict.fromkeys(row.currency for row in rows)
+    return [
+        row for currency in currencies for row in add_up_corrections(row for row in rows if row.currency == currency)
+    ]
+
+
+def _with_codes(
+    connection: Connection, period: Period, chargeback: Report, owner: Mapping[str, str] | None = None
+) -> Report:
+    """The report with the cost centers and GL codes of its owners; `owner`: all of them are below this one."""
+    codes = BilledCodes(connection).of_rows(period, chargeback.by, owner)
     if not codes:
         return chargeback
     levels = [at for at, name in enumerate(chargeback.by) if name in LEVELS]
@@ -119,12 +170,10 @@ def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[
         with row_level_security.as_viewer(connection, owner):
             lines = visible_lines(connection, period, ("team",), owner, separate_corrections=True)
             return report(lines, ("team",))
-    # Rounded with everybody's rows and then cut down: rounded alone, the team's cents could differ from its invoice.
-    everyone = report(reports.charged_lines(connection, period, ("team",), apart=True), ("team",))
     if owner is None:
-        return everyone
-    rows = tuple(row for row in everyone.rows if row.keys == (owner["team"] or UNATTRIBUTED,))
-    return Report(everyone.by, rows, totals(rows))
+        return report(reports.charged_lines(connection, period, ("team",), apart=True), ("team",))
+    rows = owner_rows(connection, period, "team", owner["team"], 0, is_allocated=False)
+    return Report(("team",), tuple(rows), totals(rows))
 
 
 def convert_chargeback(
@@ -267,11 +316,7 @@ def visible_lines(
     separate_corrections: bool = False,
 ) -> list[ChargedLine]:
     """The charged lines of an owner (None: of everybody), by these dimensions."""
-    if owner is None:
-        return reports.charged_lines(connection, period, by, apart=separate_corrections)
-    values = tuple(owner.values())
-    lines = reports.charged_lines(connection, period, (*owner, *by), apart=separate_corrections)
-    return [replace(line, keys=line.keys[len(values) :]) for line in lines if line.keys[: len(values)] == values]
+    return reports.charged_lines(connection, period, by, apart=separate_corrections, owner=owner)
 
 
 def _visible_allocations(allocations: Allocations, cells: set[tuple[str, ...]]) -> Allocations:

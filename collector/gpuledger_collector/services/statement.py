@@ -28,7 +28,7 @@ from gpuledger_collector.accounting.statement import (
 from gpuledger_collector.export.statement import Statement
 from gpuledger_collector.insight.findings import is_free
 from gpuledger_collector.services.budget_status import forecast_owners, standings_of
-from gpuledger_collector.services.chargeback import Chargeback, read_chargeback
+from gpuledger_collector.services.chargeback import Chargeback, read_chargeback, read_owner_chargeback
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
@@ -51,11 +51,18 @@ def require_level(level: str) -> None:
         raise ValueError(f"{level!r} is no level of the owner tree; choose from {', '.join(LEVELS)}")
 
 
-def monthly_chargeback(connection: Connection, level: str, month: str, now_ms: int) -> Chargeback:
-    """The month's bill of every owner by one level: cents and shares of one owner depend on all others."""
+def monthly_chargeback(
+    connection: Connection, level: str, month: str, now_ms: int, owner: str | None = None
+) -> Chargeback:
+    """The month's bill by one level, of every owner or of one: cents and shares of one owner depend on all others."""
     require_level(level)
+    if owner is not None and "\0" in owner:
+        raise ValueError("an owner's name holds no NUL")
     period = zones.calendar(connection).month(month)
-    chargeback = read_chargeback(connection, period, (level,), now_ms, separate_corrections=False)
+    if owner is None:
+        chargeback = read_chargeback(connection, period, (level,), now_ms, separate_corrections=False)
+    else:
+        chargeback = read_owner_chargeback(connection, period, level, owner, now_ms, separate_corrections=False)
     # The statement of a closed month is the same for ever, and shares and their series are not kept that long.
     if level != "team" or statements.closed(connection, period) is not None:
         return chargeback
@@ -192,11 +199,10 @@ def _with_corrections(ahead: Mapping[str, Ahead], sections: Sequence[StatementSe
     return corrected
 
 
-def _month_of(connection: Connection, level: str, name: str, now_ms: int, chargeback: Chargeback | None) -> _Month:
+def _month_of(connection: Connection, level: str, name: str, now_ms: int, chargeback: Chargeback) -> _Month:
     require_level(level)
     calendar = zones.calendar(connection)
     period = calendar.month(name)
-    chargeback = chargeback or monthly_chargeback(connection, level, name, now_ms)
     checks, proof = month_proofs.checks_and_proof(connection, period, calendar)
     past = reports.conservation_checks(connection, month_before(period, calendar))
     known_ms = max((check.until_ms for check in checks), default=0)
@@ -253,8 +259,8 @@ def read_statement(
     `chargeback` is that of `monthly_chargeback`, where it is known already, or the connection sees one owner only.
     `may_be_empty`: a name that is known has a statement of every month, which says that nothing was billed.
     """
-    if "\0" in owner:
-        raise ValueError("an owner's name holds no NUL")
+    if chargeback is None:
+        chargeback = monthly_chargeback(connection, level, month, now_ms, owner)
     of_month = _month_of(connection, level, month, now_ms, chargeback)
     may_be_empty = may_be_empty and (bool(of_month.budgets.get(owner)) or _is_known(connection, level, owner))
     statement = next(replace(of_month, may_be_empty=may_be_empty).statements([owner]), None)

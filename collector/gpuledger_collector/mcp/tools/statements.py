@@ -109,7 +109,7 @@ def get_statement(
     with ledger.snapshot() as snapshot:
         period = snapshot.calendar.month(month)
         # Cents depend on everybody's rows, so the chargeback is read before the restriction.
-        chargeback = monthly_chargeback(snapshot.connection, level, month, ledger.now_ms)
+        chargeback = monthly_chargeback(snapshot.connection, level, month, ledger.now_ms, owner)
         statement: Statement | None = None
         try:
             with snapshot.restricted() as connection:

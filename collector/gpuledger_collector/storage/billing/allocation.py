@@ -10,7 +10,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 
 from gpuledger_collector.accounting.carbon import Intensity, intensity_of, micrograms
@@ -22,13 +22,14 @@ from gpuledger_collector.accounting.shared_costs import (
     AMOUNT,
     DIMENSIONS,
     UNSHARED,
-    LineShare,
     SharedCost,
     month_part,
     share,
 )
 from gpuledger_collector.accounting.usage import HELD
+from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.billing import declarations, periods
+from gpuledger_collector.storage.billing.owner_shares import SplitCost, own_shares
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 
@@ -38,14 +39,43 @@ Lines = Callable[[Period], Sequence[ChargedLine]]
 def allocate(
     connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str] | None = None
 ) -> Allocations:
-    """Shares and grams for a report of a period up to now, by these dimensions. `owner`: only what it pays itself."""
-    calendar, lines, allocations = zones.calendar(connection), _lines(connection, by), Allocations()
-    for month, part, at in _months(connection, calendar, period):
-        for cost in declarations.shared_costs(connection, at):
-            _share(allocations, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, by, owner)
-        known = declarations.carbon(connection, at)
-        if known:
-            _emit(allocations, known, calendar, part, lines, by, owner)
+    """Shares and grams for a report of a period up to now, by these dimensions.
+
+    `owner` (levels of the tree): only what it pays itself, for which no lines of others are read.
+    """
+    if owner:
+        allocations = own_carbon(connection, period, by, owner)
+        own = own_shared(connection, period, by, now_ms, owner)
+        return replace(allocations, shared=own.shared, parts=own.parts)
+    calendar, allocations = zones.calendar(connection), Allocations()
+    lines = cache(partial(_all_lines, connection, by))
+    for month, part, at in months(connection, calendar, period):
+        for split_cost in shared_costs(connection, at, month, part, now_ms, calendar):
+            _share(allocations, split_cost, lines, by)
+        for run, in_force in intensities(connection, at, part, calendar):
+            _emit(allocations, in_force, lines(run), by)
+    return allocations
+
+
+def own_shared(
+    connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str]
+) -> Allocations:
+    """What an owner (level -> value) pays of shared costs in a period up to now, by these dimensions."""
+    calendar, allocations = zones.calendar(connection), Allocations()
+    for month, part, at in months(connection, calendar, period):
+        split_costs = list(shared_costs(connection, at, month, part, now_ms, calendar))
+        _share_own(allocations, connection, split_costs, by, owner)
+    return allocations
+
+
+def own_carbon(connection: Connection, period: Period, by: Sequence[str], owner: Mapping[str, str]) -> Allocations:
+    """The grams of an owner (level -> value) in a period, by these dimensions."""
+    calendar, allocations = zones.calendar(connection), Allocations()
+    for _, part, at in months(connection, calendar, period):
+        for run, in_force in intensities(connection, at, part, calendar):
+            with row_level_security.as_viewer(connection, owner):
+                lines = reports.charged_lines(connection, run, (*DIMENSIONS, *by), owner=owner)
+            _emit(allocations, in_force, lines, by)
     return allocations
 
 
@@ -53,27 +83,21 @@ def shares(
     connection: Connection, period: Period, level: str, now_ms: int, at_ms: int | None = None
 ) -> list[SharedPart]:
     """What each owner of a level pays of shared costs in a period up to now. `at_ms`: when an open month is closed."""
-    calendar, lines, allocations = zones.calendar(connection), _lines(connection, (level,)), Allocations()
+    calendar, allocations = zones.calendar(connection), Allocations()
+    lines = cache(partial(_all_lines, connection, (level,)))
     closing = None if at_ms is None else dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
-    for month, part, at in _months(connection, calendar, period):
-        for cost in declarations.shared_costs(connection, at or closing):
-            _share(
-                allocations, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, (level,), None
-            )
+    for month, part, at in months(connection, calendar, period):
+        for split_cost in shared_costs(connection, at or closing, month, part, now_ms, calendar):
+            _share(allocations, split_cost, lines, (level,))
     return allocations.parts
 
 
-def _lines(connection: Connection, by: Sequence[str]) -> Lines:
-    """The lines of a usage interval of time, read once."""
-
-    @cache
-    def lines(part: Period) -> Sequence[ChargedLine]:
-        return reports.charged_lines(connection, part, (*DIMENSIONS, *by))
-
-    return lines
+def _all_lines(connection: Connection, by: Sequence[str], part: Period) -> Sequence[ChargedLine]:
+    """Everybody's lines of a part of a month."""
+    return reports.charged_lines(connection, part, (*DIMENSIONS, *by))
 
 
-def _months(
+def months(
     connection: Connection, calendar: Calendar, period: Period
 ) -> Iterator[tuple[Period, Period, dt.datetime | None]]:
     """Each month, its part of the period, and when it was closed."""
@@ -88,83 +112,97 @@ def _months(
         start_ms = part.end_ms
 
 
-def _held_days(cost: SharedCost, days: Sequence[Period], calendar: Calendar) -> Period | None:
-    """The days on which a cost is shared, as one period."""
-    held = [day for day in days if cost.holds_on(calendar.date_of(day.start_ms))]
-    return Period(held[0].start_ms, held[-1].end_ms) if held else None
+def shared_costs(
+    connection: Connection, at: dt.datetime | None, month: Period, part: Period, now_ms: int, calendar: Calendar
+) -> Iterator[SplitCost]:
+    """The costs that are shared in a part of a month up to now, as declared at an instant (None: now)."""
+    for cost in declarations.shared_costs(connection, at):
+        days = _held_days(cost, calendar.days(part), calendar)
+        held = None if days is None else days.clip(Period(0, now_ms))
+        if held is None:
+            continue
+        amount = 0
+        if cost.source == AMOUNT:
+            assert cost.amount_micro is not None
+            bounds = held.start_ms - month.start_ms, held.end_ms - month.start_ms
+            amount = month_part(cost.amount_micro, month.ms, *bounds)
+        yield SplitCost(cost, held, amount)
 
 
-def _share(
-    allocations: Allocations,
-    cost: SharedCost,
-    part: Period | None,
-    month: Period,
-    now_ms: int,
-    lines: Lines,
-    by: Sequence[str],
-    owner: Mapping[str, str] | None,
-) -> None:
-    part = None if part is None else part.clip(Period(0, now_ms))
-    if part is None:
+def intensities(
+    connection: Connection, at: dt.datetime | None, part: Period, calendar: Calendar
+) -> Iterator[tuple[Period, Sequence[Intensity]]]:
+    """Each run of days of a part of a month with the carbon intensities that hold on them."""
+    known = declarations.carbon(connection, at)
+    if not known:
         return
-    amount = 0
-    if cost.source == AMOUNT:
-        assert cost.amount_micro is not None
-        amount = month_part(cost.amount_micro, month.ms, part.start_ms - month.start_ms, part.end_ms - month.start_ms)
-    moved: dict[str, int] = defaultdict(int)
-    borne: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
-    for line_share in share(cost, lines(part), amount):
-        moved[line_share.currency] += (
-            line_share.micro if line_share.line is None or line_share.line.state == HELD else 0
-        )
-        keys = _keys(line_share, by, owner)
-        if keys is not None:
-            borne[line_share.currency, keys] += line_share.micro
-    for (currency, cells), micro in borne.items():
-        allocations.shared[currency, cells] = allocations.shared.get((currency, cells), 0) + micro
-        allocations.parts.append(SharedPart(cost, part, currency, cells, micro))
-    if not owner:
-        allocations.costs.extend(SharedOut(cost, currency, micro) for currency, micro in moved.items() if micro)
-
-
-def _keys(line_share: LineShare, by: Sequence[str], owner: Mapping[str, str] | None) -> tuple[str, ...] | None:
-    """The cells of the row that pays a share, None where this reader does not see it."""
-    if line_share.line is None:
-        return None if owner else (UNSHARED, *[""] * (len(by) - 1))
-    assert isinstance(line_share.line, ChargedLine)
-    return _shown(line_share.line, by) if _seen(line_share.line, owner) else None
-
-
-def _shown(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
-    return shown_keys(replace(line, keys=line.keys[len(DIMENSIONS) :]), by)
-
-
-def _seen(line: ChargedLine, owner: Mapping[str, str] | None) -> bool:
-    return all(line.keys[LEVELS.index(level)] == name for level, name in (owner or {}).items())
-
-
-def _emit(
-    allocations: Allocations,
-    known: Sequence[Intensity],
-    calendar: Calendar,
-    part: Period,
-    lines: Lines,
-    by: Sequence[str],
-    owner: Mapping[str, str] | None,
-) -> None:
-    """Grams of each run of days in which the same intensities hold."""
 
     def holding(day: Period) -> tuple[Intensity, ...]:
         return tuple(intensity for intensity in known if intensity.holds_on(calendar.date_of(day.start_ms)))
 
     for in_force, days in groupby(calendar.days(part), holding):
         run = list(days)
-        for line in lines(Period(run[0].start_ms, run[-1].end_ms)):
-            if line.energy_mj is None or not _seen(line, owner):
-                continue
-            intensity = intensity_of(in_force, line.keys[len(LEVELS)])
-            at = (line.currency, _shown(line, by))
-            before = allocations.emitted.get(at, 0)
-            grams = None if intensity is None else micrograms(line.energy_mj, intensity)
-            # One line without a known intensity makes the sum unknown: a partial sum would look complete.
-            allocations.emitted[at] = None if before is None or grams is None else before + grams
+        yield Period(run[0].start_ms, run[-1].end_ms), in_force
+
+
+def _held_days(cost: SharedCost, days: Sequence[Period], calendar: Calendar) -> Period | None:
+    """The days on which a cost is shared, as one period."""
+    held = [day for day in days if cost.holds_on(calendar.date_of(day.start_ms))]
+    return Period(held[0].start_ms, held[-1].end_ms) if held else None
+
+
+def _share(allocations: Allocations, split_cost: SplitCost, lines: Lines, by: Sequence[str]) -> None:
+    """Add the shares of everybody, and how much is shared."""
+    moved: dict[str, int] = defaultdict(int)
+    borne: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
+    for line_share in share(split_cost.cost, lines(split_cost.period), split_cost.amount_micro):
+        moved[line_share.currency] += (
+            line_share.micro if line_share.line is None or line_share.line.state == HELD else 0
+        )
+        unshared = (UNSHARED, *[""] * (len(by) - 1))
+        cells = unshared if line_share.line is None else _shown(line_share.line, by)
+        borne[line_share.currency, cells] += line_share.micro
+    _add(allocations, split_cost, borne)
+    allocations.costs.extend(SharedOut(split_cost.cost, currency, micro) for currency, micro in moved.items() if micro)
+
+
+def _share_own(
+    allocations: Allocations,
+    connection: Connection,
+    split_costs: Sequence[SplitCost],
+    by: Sequence[str],
+    owner: Mapping[str, str],
+) -> None:
+    """Add the shares of an owner in the costs of a month; those of the same days are read together."""
+    for period in dict.fromkeys(split_cost.period for split_cost in split_costs):
+        together = [split_cost for split_cost in split_costs if split_cost.period == period]
+        borne = {id(split_cost): defaultdict[tuple[str, tuple[str, ...]], int](int) for split_cost in together}
+        for split_cost, line, micro in own_shares(connection, together, by, owner):
+            borne[id(split_cost)][line.currency or "", _shown(line, by)] += micro
+        for split_cost in together:
+            _add(allocations, split_cost, borne[id(split_cost)])
+
+
+def _add(allocations: Allocations, split_cost: SplitCost, borne: Mapping[tuple[str, tuple[str, ...]], int]) -> None:
+    for (currency, cells), micro in borne.items():
+        allocations.shared[currency, cells] = allocations.shared.get((currency, cells), 0) + micro
+        allocations.parts.append(SharedPart(split_cost.cost, split_cost.period, currency, cells, micro))
+
+
+def _shown(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
+    return shown_keys(replace(line, keys=line.keys[len(DIMENSIONS) :]), by)
+
+
+def _emit(
+    allocations: Allocations, in_force: Sequence[Intensity], lines: Sequence[ChargedLine], by: Sequence[str]
+) -> None:
+    """Add the grams of lines of days on which these intensities hold."""
+    for line in lines:
+        if line.energy_mj is None:
+            continue
+        intensity = intensity_of(in_force, line.keys[len(LEVELS)])
+        at = (line.currency, _shown(line, by))
+        before = allocations.emitted.get(at, 0)
+        grams = None if intensity is None else micrograms(line.energy_mj, intensity)
+        # One line without a known intensity makes the sum unknown: a partial sum would look complete.
+        allocations.emitted[at] = None if before is None or grams is None else before + grams

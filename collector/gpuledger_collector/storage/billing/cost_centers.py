@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 _OWNER = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
@@ -75,14 +76,21 @@ class BilledCodes:
         """The codes of the owners of a level that a period bills, as the chargeback names them."""
         return {names[0] or UNATTRIBUTED: codes for names, codes in self.of_rows(period, (level,)).items()}
 
-    def of_rows(self, period: Period, by: Sequence[str]) -> Mapping[tuple[str, ...], Codes]:
-        """The codes of all that a period bills, by the owner levels among some dimensions; several are joined."""
+    def of_rows(
+        self, period: Period, by: Sequence[str], below: Mapping[str, str] | None = None
+    ) -> Mapping[tuple[str, ...], Codes]:
+        """The codes of all that a period bills, by the owner levels among some dimensions; several are joined.
+
+        `below` (level -> value): of what lies below that owner alone.
+        """
         levels = [name for name in by if name in LEVELS]
         if not self.are_declared or not levels:
             return {}
         found: dict[tuple[str, ...], set[Codes]] = defaultdict(set)
         days = [day.start_ms for day in self._calendar.days(period)]
-        rows = self._connection.execute(_BILLED, {"start": period.start_ms, "end": period.end_ms})
+        own = "".join(f" AND {LEVEL_COLUMNS[level]} = %({level})s" for level in below or {})
+        bounds = {"start": period.start_ms, "end": period.end_ms}
+        rows = self._connection.execute(_BILLED + own, {**bounds, **(below or {})})
         for owner in (OwnerPath(*row) for row in rows):
             found[tuple(owner.level(level) for level in levels)].update(self.on(owner, day_ms) for day_ms in days)
         return {names: joined(sorted(codes)) for names, codes in found.items()}

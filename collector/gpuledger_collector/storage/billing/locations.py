@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import replace as changed
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
@@ -48,32 +49,52 @@ def by_month(connection: Connection, period: Period) -> Mapping[str, Locations]:
     return {name: Locations(declared(connection, at), calendar) for name, at in instants.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class LineSource:
+    """How charged lines by some dimensions are read: those of each period by `by`, each of them with its keys named."""
+
+    periods: Sequence[Period]
+    by: tuple[str, ...]
+    named: Callable[[ChargedLine, Period], ChargedLine] = lambda line, _: line
+
+
+def line_source(connection: Connection, period: Period, by: Sequence[str]) -> LineSource:
+    """How lines by these dimensions are read; with the region among them by month and by where pools stand.
+
+    A closed month has its pools where they stood at its close, as FOCUS has them. Parts of a period in which pools
+    stand elsewhere have lines of their own, with equal keys where only others moved.
+    """
+    if REGION not in by:
+        return LineSource([period], tuple(by))
+    calendar = zones.calendar(connection)
+    parts: list[tuple[Period, Locations]] = []
+    for name, places in by_month(connection, period).items():
+        month = calendar.month(name).clip(period)
+        parts += [] if month is None else [(part, places) for part in places.constant(month)]
+
+    def named(line: ChargedLine, part: Period) -> ChargedLine:
+        places = next(places for of, places in parts if of == part)
+        *keys, committed, corrected = line.keys
+        at_ms = int(corrected) if corrected else part.start_ms
+        cells = (
+            _region(places, key, committed, at_ms, line.state) if dimension == REGION else key
+            for dimension, key in zip(by, keys, strict=True)
+        )
+        return changed(line, keys=tuple(cells))
+
+    asked = (*("pool" if name == REGION else name for name in by), COMMITMENT_REGION, CORRECTED_DAY)
+    return LineSource([part for part, _ in parts], asked, named)
+
+
 def lines_by_region(
     connection: Connection,
     period: Period,
     by: Sequence[str],
     read: Callable[[Period, Sequence[str]], Iterable[ChargedLine]],
 ) -> list[ChargedLine]:
-    """Lines by dimensions with the region among them, from `read`, which knows these of single charges.
-
-    A closed month has its pools where they stood at its close, as FOCUS has them. Parts of a period in which pools
-    stand elsewhere have lines of their own, with equal keys where only others moved.
-    """
-    calendar = zones.calendar(connection)
-    asked = (*("pool" if name == REGION else name for name in by), COMMITMENT_REGION, CORRECTED_DAY)
-    found = []
-    for name, places in by_month(connection, period).items():
-        month = calendar.month(name).clip(period)
-        for part in [] if month is None else places.constant(month):
-            for line in read(part, asked):
-                *keys, committed, corrected = line.keys
-                at_ms = int(corrected) if corrected else part.start_ms
-                cells = (
-                    _region(places, key, committed, at_ms, line.state) if dimension == REGION else key
-                    for dimension, key in zip(by, keys, strict=True)
-                )
-                found.append(changed(line, keys=tuple(cells)))
-    return found
+    """Lines by dimensions with the region among them, from `read`, which knows the ones of `line_source`."""
+    source = line_source(connection, period, by)
+    return [source.named(line, part) for part in source.periods for line in read(part, source.by)]
 
 
 def _region(places: Locations, pool: str, committed: str, at_ms: int, state: str) -> str:

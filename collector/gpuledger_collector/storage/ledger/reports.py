@@ -59,7 +59,7 @@ _ADDED = ", ".join(
         f"sum(l.cost_micro) FILTER (WHERE {_IS_COMPARED}) AS {COMPARED_COST}",
     )
 )
-_ADDED_AGAIN = ", ".join(f"sum(l.{name})" for name in (*MEASURES, COMPARED_COST))
+_ADDED_AGAIN = ", ".join(f"sum(l.{name}) AS {name}" for name in (*MEASURES, COMPARED_COST))
 _ALL = ", ".join(
     (
         *(
@@ -98,17 +98,39 @@ AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= da
 
 
 def charged_lines(
-    connection: Connection, period: Period, by: Sequence[str], *, apart: bool = False
+    connection: Connection,
+    period: Period,
+    by: Sequence[str],
+    *,
+    apart: bool = False,
+    owner: Mapping[str, str] | None = None,
 ) -> list[ChargedLine]:
     """Sum what the period bills by these dimensions, state and currency: its days and the corrections booked in it.
 
-    `apart` keeps corrections in separate lines, by the closed month that they amend.
-
-    Reads the ledger of the month when it is complete, else that of days; single charges only for dimensions that those
-    lack (workload, node, region). Days are grouped by owner id first, which is twice as fast as by name.
+    `apart` keeps corrections in separate lines, by the closed month that they amend. `owner` (level -> value) reads
+    that owner's lines alone.
     """
     if REGION in by:
-        return lines_by_region(connection, period, by, partial(charged_lines, connection, apart=apart))
+        return lines_by_region(connection, period, by, partial(charged_lines, connection, apart=apart, owner=owner))
+    # GROUP BY and ORDER BY positions: the dimensions, then state, currency and the corrected month.
+    order = ", ".join(str(at + 1) for at in range(len(by) + 3))
+    own = {f"own_{level}": name for level, name in (owner or {}).items()}
+    rows = connection.execute(
+        f"{lines_query(by, apart=apart, own_levels=tuple(owner or ()))} ORDER BY {order}{line_limit()}",
+        {"start": period.start_ms, "end": period.end_ms, **own},
+    )
+    admit_lines(rows.rowcount)
+    return [_line(row, len(by)) for row in rows]
+
+
+def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[str] = ()) -> str:
+    """SQL of the lines that `charged_lines` reads, in no order: columns k0, k1 and so on, state, currency and measures.
+
+    Parameters are `start`, `end` and `own_LEVEL` for each of `own_levels`.
+
+    Reads the ledger of the month when it is complete, else that of days; single charges only for dimensions that those
+    lack (workload, node). Days are grouped by owner id first, which is twice as fast as by name.
+    """
     amends = AMENDS if apart else "''"
     # Lines of days and months know no node and no workload: for those every charge is read.
     daily = all(name in _DAY_DIMENSIONS for name in by)
@@ -116,7 +138,7 @@ def charged_lines(
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
     if "workload" in by:
         joins += " LEFT JOIN workload w ON w.id = l.workload_id"
-    keys = [f"coalesce({dimensions[name]}, '')" for name in by]
+    keys = [f"coalesce({dimensions[name]}, '') AS k{at}" for at, name in enumerate(by)]
     if daily:
         kept = "".join(f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS)
         lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency", amends=amends)
@@ -130,16 +152,12 @@ def charged_lines(
             f"UNION ALL SELECT {columns}, day_ms, {amends} FROM correction "
             "WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s"
         )
-    # GROUP BY and ORDER BY positions: the dimensions, then state, currency and the corrected month.
+    where = " AND ".join(f"coalesce({LEVEL_COLUMNS[level]}, '') = %(own_{level})s" for level in own_levels)
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
-    rows = connection.execute(
+    return (
         f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {added} "
-        f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}"
-        f"{line_limit()}",
-        {"start": period.start_ms, "end": period.end_ms},
+        f"FROM ({lines}) l {joins}{' WHERE ' + where if where else ''} GROUP BY {groups}"
     )
-    admit_lines(rows.rowcount)
-    return [_line(row, len(by)) for row in rows]
 
 
 def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
