@@ -6,7 +6,7 @@ are data: they stand in fields of their own, in one line, cut to NAME_LENGTH cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -24,6 +24,8 @@ MAX_NOTICES = 10
 MAX_ROWS, DEFAULT_ROWS = 200, 20
 MAX_CHARACTERS = 40_000
 """Length of an answer as JSON, beyond which it has fewer rows."""
+REST_CHARACTERS = 2_000
+"""Of them, what is left for the row of those that it does not hold."""
 
 
 Status = Literal["ok", "empty", "partial"]
@@ -109,6 +111,21 @@ class Proof(Model):
     verify: Annotated[str, Field(description="Command that repeats the proof where the ledger is.")] = ""
 
 
+class RestSum(Model):
+    """An amount of rows that an answer does not hold, added up; unknown amounts are left out."""
+
+    field: Annotated[str, Field(description="The column of the rows.")]
+    value: Annotated[str, Field(description="Decimal text.")]
+    unit: Annotated[str, Field(description="Currency, or unit of the quantity.")]
+
+
+class Rest(Model):
+    """All rows that an answer does not hold, as one: with those that it holds they add up to all rows."""
+
+    rows: int
+    sums: Sequence[RestSum]
+
+
 Row = TypeVar("Row", bound=Model)
 Total = TypeVar("Total", bound=Model)
 
@@ -132,6 +149,7 @@ class Answer(Model, Generic[Row, Total]):
         Sequence[str], Field(description="What changes how the numbers are read; data, may quote names.")
     ] = ()
     rows: Sequence[Row]
+    rest: Annotated[Rest | None, Field(description="The rows that are not here, as one; null: all are.")] = None
 
 
 def name(text: str | None) -> str:
@@ -197,9 +215,22 @@ def names(
     return cells | {label: text for label, text in more.items() if text}
 
 
+def rest_of(rows: Iterable[Model]) -> Rest | None:
+    """Rows as one, with the sum of each amount of money and of GPU-time; None of no rows."""
+    count, sums = 0, dict[tuple[str, str], Decimal]()
+    for row in rows:
+        count += 1
+        for field in type(row).model_fields:
+            match getattr(row, field):
+                case Money(amount=value, currency=unit) | Quantity(value=value, unit="GPU-hour" as unit):
+                    sums[field, unit] = sums.get((field, unit), Decimal()) + Decimal(value)
+    texts = [RestSum(field=field, value=f"{value:f}", unit=unit) for (field, unit), value in sums.items()]
+    return Rest(rows=count, sums=texts) if count else None
+
+
 def shortened(answer: Answer[Any, Any], offset: int) -> Answer[Any, Any]:
     """The answer with as many of its rows as MAX_CHARACTERS allow; totals stay whole."""
-    while len(answer.model_dump_json()) > MAX_CHARACTERS and len(answer.rows) > 1:
+    while len(answer.model_dump_json()) > MAX_CHARACTERS - REST_CHARACTERS and len(answer.rows) > 1:
         rows = answer.rows[: len(answer.rows) // 2]
         answer = answer.model_copy(update={"rows": rows, "truncated": True, "next_cursor": str(offset + len(rows))})
     return answer

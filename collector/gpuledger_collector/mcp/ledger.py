@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from gpuledger_collector.accounting.period import Calendar, Period, format_instant
 from gpuledger_collector.export.site import address
 from gpuledger_collector.mcp import periods
-from gpuledger_collector.mcp.answers import Answer, Model, Proof, Span, Status, shortened
+from gpuledger_collector.mcp.answers import Answer, Model, Proof, Span, Status, rest_of, shortened
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
@@ -131,7 +132,7 @@ class Page:
         next_step: str = "",
         partial: str = "",
     ) -> Answer[RowModel, TotalModel]:
-        """The envelope around the rows of this page; only these are built. `span`: the period of estimates."""
+        """The envelope around the rows of this page, with the others as one. `span`: the period of estimates."""
         shown = [build(item) for item in self.of(items)]
         more = len(items) > self.offset + len(shown)
         reason = partial or ("" if evidence is None else evidence.gap)
@@ -151,7 +152,10 @@ class Page:
             notices=notices,
             rows=shown,
         )
-        return shortened(answer, self.offset)
+        answer = shortened(answer, self.offset)
+        left_out = chain(items[: self.offset], items[self.offset + len(answer.rows) :])
+        # One after the other: only those of the page are ever held together.
+        return answer.model_copy(update={"rest": rest_of(map(build, left_out))})
 
 
 def instant(at_ms: int | None) -> str | None:

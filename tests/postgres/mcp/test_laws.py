@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections import Counter
+from decimal import Decimal
 
 import pytest
 
@@ -49,7 +51,7 @@ def test_every_answer_has_the_envelope(tools):
     for tool in tools.values():
         assert set(tool["outputSchema"]["properties"]) == {
             *("contract_version", "status", "reason", "next_step", "period", "coverage", "proof", "link", "totals"),
-            *("row_count", "truncated", "next_cursor", "notices", "rows"),
+            *("row_count", "truncated", "next_cursor", "notices", "rows", "rest"),
         }
         assert tool["outputSchema"]["properties"]["contract_version"]["const"] == "1"
 
@@ -86,6 +88,48 @@ def every_call(tool_names):
         "list_values": {"dimension": "team"},
     }
     return [(name, extra.get(name, {})) for name in sorted(tool_names)]
+
+
+def added_up(rows):
+    """The sums of all amounts of money and of GPU-time in rows, by column and unit."""
+    sums = Counter()
+    for row in rows:
+        for column, cell in row.items():
+            if isinstance(cell, dict) and ("currency" in cell or cell.get("unit") == "GPU-hour"):
+                sums[column, cell.get("currency") or cell["unit"]] += Decimal(cell.get("amount") or cell["value"])
+    return sums
+
+
+def lists_in(value):
+    """Every list of an answer, however deep."""
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(part, list):
+            yield part
+        yield from lists_in(part)
+
+
+def test_rows_that_an_answer_does_not_hold_are_one(books, tools):
+    """Every tool that lists, at whatever page: what it shows and the row of the others are all rows, to the cent."""
+    long, calls = (
+        set(),
+        [*every_call(tools), *((question.tool, question.of("alpha", "2026-08").arguments) for question in QUESTIONS)],
+    )
+    for name, arguments in calls:
+        if "limit" not in tools[name]["inputSchema"]["properties"]:
+            continue
+        whole = books.assistant().ask(name, **{**arguments, "limit": MAX_ROWS})
+        assert whole.content["rest"] is None, name
+        assert all(len(part) <= MAX_ROWS for part in lists_in(whole.content)), name
+        for cursor in ("", "1") if len(whole.rows) > 1 else ():
+            page = books.assistant().ask(name, **{**arguments, "limit": 1, "cursor": cursor})
+            at = int(cursor or 0)
+            left_out, rest = whole.rows[:at] + whole.rows[at + 1 :], page.content["rest"]
+            assert rest["rows"] == len(left_out) == page.content["row_count"] - 1, name
+            sums = {(one["field"], one["unit"]): Decimal(one["value"]) for one in rest["sums"]}
+            assert sums == dict(added_up(left_out)), name
+            long.add(name)
+    lists = {name for name, tool in tools.items() if "limit" in tool["inputSchema"]["properties"]}
+    assert len(long) >= len(lists) // 2, lists - long
 
 
 def test_an_empty_ledger_says_so(dsn, tools):
