@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from fakes.fleet import DAY, HOUR, Held
+from fakes.furnishing import furnishing
 from fakes.postgres import database, dsn, postgres
+from fakes.worlds import world
 from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import ANYBODY
@@ -38,8 +40,20 @@ FLAGS = (
 OCTOBER_NIGHT = dt.datetime(2025, 10, 31, 12, tzinfo=dt.UTC)
 
 
-@pytest.fixture
-def furnished(fleet, run):
+def furnish(dsn):
+    """Evidence and prices of `furnished`."""
+    with furnishing(dsn) as (fleet, run, _):
+        fill(fleet, run)
+
+
+def furnish_rated(dsn):
+    """The same, rated as of 20 November."""
+    with furnishing(dsn) as (fleet, run, _):
+        fill(fleet, run)
+        run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
+
+
+def fill(fleet, run):
     """September and October of three teams on three GPUs; a price that falls within October; a team of evil name."""
     run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
     run("prices", "set", "--rate", "2.1", "--currency", "USD", "--from", "2025-10-03")
@@ -65,6 +79,19 @@ def furnished(fleet, run):
                 Held(3, None, at + 7 * HOUR, at + 8 * HOUR, "unallocated"),
             ]
         )
+
+
+@pytest.fixture
+@world(furnish)
+def furnished(fleet):
+    """A ledger of which nothing is rated yet."""
+    return fleet
+
+
+@pytest.fixture
+@world(furnish_rated)
+def rated(fleet):
+    """September and October, rated."""
     return fleet
 
 

@@ -32,11 +32,10 @@ MEND = TAMPER.replace("+ 1", "- 1")
 
 
 @pytest.fixture
-def october(furnished, run, monkeypatch):
+def october(rated, monkeypatch):
     """October, rated on 20 November, of which the proof was not asked yet."""
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
-    assert run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")[0] == 0
-    return furnished
+    return rated
 
 
 @pytest.fixture

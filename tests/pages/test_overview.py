@@ -29,13 +29,6 @@ def overview_text(reads, outlook):
     return pages.overview_page(reads, outlook, "", View(Principal("admin", "a"))).body.decode()
 
 
-@pytest.fixture
-def rated(furnished, run):
-    """September and October, rated."""
-    run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
-    return furnished
-
-
 def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
     """Each row and each total of each currency, to the cent; hostile names are text; nothing is wrong in the page."""
     page = Page(overview())
@@ -287,14 +280,25 @@ def test_the_forecast_is_made_once_an_hour_and_not_waited_for():
     assert len(made) == 3
 
 
+SCREENS = pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (390, True)])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (390, True)])
-@pytest.mark.parametrize("what", ["rated", "empty"])
-def test_it_is_good_to_look_at(request, overview, pictured, width, dark, what):
-    """Full and empty, at a desk and on a phone, light and dark: nothing hangs over the edge."""
-    if what == "rated":
-        request.getfixturevalue("rated")
-    picture, wanted = pictured(overview(), width, dark=dark)
+@SCREENS
+def test_it_is_good_to_look_at(rated, overview, pictured, width, dark):
+    """At a desk and on a phone, light and dark: nothing hangs over the edge."""
+    assert_it_fits(pictured(overview(), width, dark=dark), width)
+
+
+@pytest.mark.slow
+@SCREENS
+def test_an_empty_one_is_good_to_look_at(overview, pictured, width, dark):
+    """Nor of a ledger that knows nothing yet."""
+    assert_it_fits(pictured(overview(), width, dark=dark), width)
+
+
+def assert_it_fits(taken, width):
+    picture, wanted = taken
     assert wanted <= width
     assert picture.stat().st_size > 15_000
 
