@@ -1,5 +1,6 @@
 """Reads a page as a strict reader would: every tag closed, ids once, labels that exist, nothing foreign or running."""
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -116,3 +117,12 @@ class Page(HTMLParser):
     def table(self, head: str) -> Table:
         """The first table whose first cell of its head is this."""
         return next(one for one in self.tables if one.rows and one.rows[0][0] == head)
+
+
+def text_of(answer) -> str:
+    """The text of an answer, also of one that is sent in pieces."""
+
+    async def collect() -> bytes:
+        return b"".join([piece async for piece in answer.body_iterator])
+
+    return (asyncio.run(collect()) if hasattr(answer, "body_iterator") else answer.body).decode()

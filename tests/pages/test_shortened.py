@@ -9,6 +9,7 @@ from decimal import Decimal
 import pytest
 
 from fakes.fleet import HOUR, Held
+from fakes.pages import text_of
 from gpuledger_collector.accounting.placement import RefusedClaim
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 from gpuledger_collector.api import fleet_pages, list_pages, pages
@@ -63,7 +64,7 @@ def test_a_page_lists_the_dearest_and_sums_the_rest(crowded, reads, make):
 
 def test_csv_is_whole(crowded, reads):
     """Every team, with the same sum."""
-    text = pages.month_page(reads, "team", "2025-10", replace(EVERYTHING, wants_csv=True)).body.decode()
+    text = text_of(pages.month_page(reads, "team", "2025-10", replace(EVERYTHING, wants_csv=True)))
     assert len({row["team"] for row in csv.DictReader(io.StringIO(text)) if row["team"].startswith("crowd")}) == TEAMS
 
 

@@ -7,19 +7,21 @@ on loopback may read; afterwards only those with a token. A viewer sees one owne
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import psycopg
 from fastapi import Depends, HTTPException, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, date_range
 from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.reader_limits import ReaderLimits, ReadRefused
+from gpuledger_collector.export.pieces import Packed
 from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError, TooManyLines
@@ -174,3 +176,17 @@ def paginate(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any
     """The first items, and where the next page starts (None: there is none)."""
     shown = items[:limit]
     return {"items": shown, "next": shown[-1][key] if len(items) > limit else None}
+
+
+def in_pieces(pieces: Iterable[str], media_type: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer that is sent piece by piece; it is made before, so that whatever fails is answered with an error.
+
+    A slow client holds its compressed text, and neither rows nor a thread.
+    """
+    packed = Packed(pieces)
+
+    async def sent() -> AsyncIterator[bytes]:
+        for piece in packed:
+            yield piece
+
+    return StreamingResponse(sent(), 200, {**(headers or {}), "Content-Length": str(packed.bytes)}, media_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,7 @@ from gpuledger_collector.api.context import (
     ReadContext,
     ReadRoute,
     Start,
+    in_pieces,
     paginate,
     parse_days,
     requested_days,
@@ -60,8 +62,8 @@ def router(context: ReadContext) -> APIRouter:
         principal: Principal = reader,
     ) -> Response:
         """What each owner pays, by the dimensions of `by`, as `gpuledger chargeback --format json`."""
-        text = chargeback_json(context, start, end, by, principal, view, period)
-        return Response(text, media_type="application/json")
+        pieces = chargeback_json(context, start, end, by, principal, view, period)
+        return in_pieces(pieces, "application/json")
 
     @routes.get("/accelerators")
     def accelerators(
@@ -98,8 +100,11 @@ def chargeback_json(
     principal: Principal,
     view: str = AMORTIZED,
     name: str = "",
-) -> str:
-    """The chargeback as JSON; for a viewer only what its subtree pays. Raises ValueError for a viewer's cash view."""
+) -> Iterator[str]:
+    """The chargeback as pieces of JSON; for a viewer only what its subtree pays.
+
+    Raises ValueError for a viewer's cash view.
+    """
     if view == CASH and principal.owner is not None:
         raise ValueError("view=cash is what is paid to providers, which is no owner's: ask with a token that sees all")
     names = split_names(by) or ("team",)

@@ -162,8 +162,8 @@ def anomalies_page(context: ReadContext, view: View) -> Response:
         looked_ms = findings.progress(connection, "anomaly")
         site = view.site(connection, ANOMALIES, now_ms, default_period=f"last {ANOMALY_DAYS} days", has_csv=True)
     if view.wants_csv:
-        text = csv_of(ANOMALY_COLUMNS, map(anomaly_row, rows), ANOMALY_NUMBERS)
-        return csv_file(text, "anomalies", view.filters.period)
+        listed = csv_of(ANOMALY_COLUMNS, map(anomaly_row, rows), ANOMALY_NUMBERS)
+        return csv_file(listed, "anomalies", view.filters.period)
     text = html.render(
         "anomalies.html",
         site=site,

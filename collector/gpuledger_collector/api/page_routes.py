@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -19,8 +19,9 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, format_date
 from gpuledger_collector.api.auth.keys import Keys, bearer_header
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error, limits_of
+from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error, in_pieces, limits_of
 from gpuledger_collector.export import html
+from gpuledger_collector.export.pieces import csv_pieces
 from gpuledger_collector.export.site import Filters, Site
 from gpuledger_collector.services.statement import NoStatement
 from gpuledger_collector.storage.billing import statements as stored
@@ -182,11 +183,11 @@ def page(text: str, status: int = 200, site: Site | None = None) -> Response:
     return Response(text, status, headers, "text/html; charset=utf-8")
 
 
-def csv_file(text: str, *names: str) -> Response:
-    """CSV to save, under a name of these parts."""
+def csv_file(rows: Iterable[Iterable[object]], *names: str) -> Response:
+    """CSV to save, under a name of these parts; all rows are written before the first byte is sent."""
     name = "-".join(("gpuledger", *filter(None, names)))
     headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{name}.csv"'}
-    return Response(text, 200, headers, "text/csv; charset=utf-8")
+    return in_pieces(csv_pieces(rows), "text/csv; charset=utf-8", headers)
 
 
 def error_page(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:

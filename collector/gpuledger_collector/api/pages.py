@@ -31,7 +31,7 @@ from gpuledger_collector.api.page_routes import (
 )
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
-from gpuledger_collector.export.chargeback import as_csv, unbilled_line, waste_line
+from gpuledger_collector.export.chargeback import csv_rows, unbilled_line, waste_line
 from gpuledger_collector.export.findings import counted, lasting
 from gpuledger_collector.export.shortened import is_rest, shortened
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
@@ -120,7 +120,7 @@ def statement_page(context: ReadContext, level: str, owner: str, month: str, vie
             by = (level, "workload")
             report = read_chargeback(connection, period, by, context.now_ms, reader.owner).report
             rows = tuple(row for row in report.rows if row.keys[0] == owner)
-            return csv_file(as_csv(replace(report, rows=rows)), "statement", month)
+            return csv_file(csv_rows(replace(report, rows=rows)), "statement", month)
         narrowed = replace(view, filters=Filters(month, {level: owner}))
         path, _, is_dots = statement_path(level, owner, month).partition("?")
         extra = {"owner": owner} if is_dots else {}
@@ -148,7 +148,7 @@ def month_page(context: ReadContext, level: str, month: str, view: View) -> Resp
         if view.wants_csv:
             # A notice may name other owners, which a viewer must not see.
             said = notices(connection, period, context.now_ms, report) if reader.owner is None else []
-            return csv_file(as_csv(report, said), level, month)
+            return csv_file(csv_rows(report, said), level, month)
         narrowed = replace(view, filters=replace(view.filters, period=month))
         path = f"/statements/{level}/{month}"
         site = narrowed.site(connection, path, context.now_ms, has_csv=True, is_filtered=False, periods=())

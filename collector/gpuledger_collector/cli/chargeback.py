@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import enum
-import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -29,15 +29,15 @@ from gpuledger_collector.cli.common import (
     require_folder,
     time_range,
 )
-from gpuledger_collector.cli.output import Column, table_text, terminal_width, write_text
+from gpuledger_collector.cli.output import Column, table_text, terminal_width, write_pieces, write_text
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, focus_split, parquet
 from gpuledger_collector.export.cells import rows_as
 from gpuledger_collector.export.chargeback import (
-    as_csv,
     as_json,
     cash_line,
+    csv_rows,
     shared_notes,
     table_columns,
     texts,
@@ -46,6 +46,7 @@ from gpuledger_collector.export.chargeback import (
 )
 from gpuledger_collector.export.fair_share import COLUMNS as SHARE_COLUMNS
 from gpuledger_collector.export.fair_share import share_rows
+from gpuledger_collector.export.pieces import csv_pieces
 from gpuledger_collector.export.shortened import MOST_TERMINAL_ROWS, shortened
 from gpuledger_collector.services.chargeback import (
     convert_chargeback,
@@ -148,11 +149,11 @@ def chargeback(
             elif form is ChargebackFormat.beancount:
                 _write_journal(connection, span, _owner_level(names), now_ms, output)
             elif output is not None and form is ChargebackFormat.parquet:
-                rows = csv.DictReader(io.StringIO(as_csv(bill, said), newline=""))
+                rows = csv.DictReader("".join(csv_pieces([row])) for row in csv_rows(bill, said))
                 parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), bill.by))
             else:
                 heading = range_line(span, session.calendar) if form is ChargebackFormat.table else ""
-                write_text(heading + _list_text(connection, bill, span, form, notes, said, output), output)
+                write_pieces(chain([heading], _list_text(connection, bill, span, form, notes, said, output)), output)
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     end_with(bool(bill.unpriced), exit_code)
@@ -166,7 +167,7 @@ def _list_text(
     notes: list[str],
     said: list[str],
     output: Path | None,
-) -> str:
+) -> Iterator[str]:
     """The chargeback as table, CSV or JSON."""
     width = terminal_width() if output is None else None
     waste = whole_waste(bill.rows, reports.has_capacity(connection, span), zones.calendar(connection).months_of(span))
@@ -243,13 +244,13 @@ def report_text(
     width: int | None,
     waste: Sequence[WholeWaste] = (),
     said: Sequence[str] = (),
-) -> str:
-    """A chargeback as CSV, JSON or a table of at most `width` columns, totals and the whole waste last.
+) -> Iterator[str]:
+    """A chargeback in pieces, as CSV, JSON or a table of at most `width` columns, totals and the whole waste last.
 
     `said` are those of the notes that change how a number is read.
     """
     if form is options.Format.csv:
-        return as_csv(bill, said)
+        return csv_pieces(csv_rows(bill, said))
     if form is options.Format.json:
         return as_json(bill, period, notes, waste)
     # A terminal lists the dearest rows, a pipe or a file all of them.
@@ -267,7 +268,7 @@ def report_text(
     lines += [waste_line(one) for one in waste if one.minor is not None]
     lines += filter(None, (unbilled_line(bill, total) for total in bill.totals))
     table = table_text(columns, [_table_row(row, bill) for row in rows], width, totals)
-    return table + "".join(f"{line}\n" for line in lines)
+    return chain([table], (f"{line}\n" for line in lines))
 
 
 def _table_row(row: ReportRow, bill: Report) -> dict[str, str]:

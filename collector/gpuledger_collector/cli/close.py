@@ -154,7 +154,7 @@ def corrections(
     if not bill.rows and form is options.Format.table:
         print(f"{period} has no correction")
     else:
-        sys.stdout.write(report_text(bill, span, form, [], terminal_width()))
+        sys.stdout.writelines(report_text(bill, span, form, [], terminal_width()))
 
 
 def _checked(result: Verification | None) -> dict[str, object]:

@@ -174,7 +174,13 @@ def _fit(columns: list[Column], needs: dict[str, int], width: int) -> list[Colum
 
 def write_text(text: str, output: Path | None) -> None:
     """Write a text to a file, or to standard output."""
+    write_pieces([text], output)
+
+
+def write_pieces(pieces: Iterable[str], output: Path | None) -> None:
+    """Write a text to a file, or to standard output, piece by piece."""
     if output is None:
-        sys.stdout.write(text)
-    else:
-        output.write_text(text, encoding="utf-8", newline="")
+        sys.stdout.writelines(pieces)
+        return
+    with output.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(pieces)

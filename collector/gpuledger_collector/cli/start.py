@@ -375,7 +375,7 @@ def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> No
     days = f"--from {calendar.date_of(period.start_ms)} --to {calendar.date_of(period.end_ms)}"
     print()
     say(f"gpuledger chargeback {days} --by {level}")
-    sys.stdout.write(report_text(bill, period, options.Format.table, notes, terminal_width()))
+    sys.stdout.writelines(report_text(bill, period, options.Format.table, notes, terminal_width()))
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     if bill.unpriced and not bill.has_no_price:

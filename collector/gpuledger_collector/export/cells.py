@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from gpuledger_collector.accounting.chargeback import ReportRow
@@ -84,14 +84,13 @@ def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     return text.getvalue()
 
 
-def csv_of(columns: Sequence[str], rows: Iterable[Mapping[str, object]], numbers: Collection[str] = ()) -> str:
-    """Rows as CSV by these columns; texts are made harmless, `numbers` may be negative."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+def csv_of(
+    columns: Sequence[str], rows: Iterable[Mapping[str, object]], numbers: Collection[str] = ()
+) -> Iterator[Iterable[object]]:
+    """Rows of CSV by these columns; texts are made harmless, `numbers` may be negative."""
+    yield columns
     for row in rows:
-        writer.writerow(row[name] if name in numbers else neutral(str(row[name])) for name in columns)
-    return text.getvalue()
+        yield [row[name] if name in numbers else neutral(str(row[name])) for name in columns]
 
 
 def measure_cells(row: ReportRow) -> list[str]:

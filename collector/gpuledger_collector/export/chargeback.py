@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from gpuledger_collector.accounting.budgets import money_text
@@ -24,30 +22,27 @@ from gpuledger_collector.export.cells import (
     PART_COLUMNS,
     allocation_cells,
     header,
-    json_text,
     measure_cells,
     neutral,
     part_cells,
 )
+from gpuledger_collector.export.pieces import json_pieces
 
 
-def as_csv(report: Report, notices: Sequence[str] = ()) -> str:
-    """Rows as CSV: the `by` columns, MEASURE_COLUMNS, ALLOCATION_COLUMNS and NOTICE, then PART_COLUMNS.
+def csv_rows(report: Report, notices: Sequence[str] = ()) -> Iterator[list[object]]:
+    """Rows as CSV: the `by` columns, MEASURE_COLUMNS, ALLOCATION_COLUMNS and NOTICE, then PART_COLUMNS; no total.
 
-    LF, UTF-8, no total. In another currency's view the rate of each row comes before the last columns. Notices are
-    about the whole report, and stand in every row: whoever keeps a part of the rows keeps them.
+    In another currency's view the rate of each row comes before the last columns. Notices are about the whole report,
+    and stand in every row: whoever keeps a part of the rows keeps them.
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     rate_column = [EXCHANGE] if report.exchanged else []
-    writer.writerow([*header(report.by), *ALLOCATION_COLUMNS, NOTICE, *rate_column, *PART_COLUMNS])
+    yield [*header(report.by), *ALLOCATION_COLUMNS, NOTICE, *rate_column, *PART_COLUMNS]
     notice = neutral("; ".join(notices))
     for row in report.rows:
         rate = [row.exchange] if report.exchanged else []
         cells = (*measure_cells(row), *allocation_cells(row))
         parts = part_cells(row, is_cash=report.view == CASH)
-        writer.writerow([*(neutral(key) for key in row.keys), *cells, notice, *rate, *parts])
-    return out.getvalue()
+        yield [*(neutral(key) for key in row.keys), *cells, notice, *rate, *parts]
 
 
 def stranded_text(total: ReportRow) -> str:
@@ -57,19 +52,20 @@ def stranded_text(total: ReportRow) -> str:
     return f"{cost}capacity ({total.gpu_hours:.1f} GPU-hours) lies outside every MIG slice: it is the row (stranded)"
 
 
-def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequence[WholeWaste] = ()) -> str:
-    """Rows, totals and waste as JSON: amounts as printed (text), and exact (`gpu_ns`, `cost_micro`, integers)."""
-    content = {
-        "from": format_instant(period.start_ms),
-        "to": format_instant(period.end_ms),
-        "view": report.view,
-        "by": list(report.by),
-        "rows": [_object(row, report.by, report.view) for row in report.rows],
-        "totals": [_object(row, (), report.view) | _unbilled(report, row) for row in report.totals],
-        "waste": [_waste_object(one) for one in waste],
-        "notes": list(notes),
-    }
-    return json_text(content) + "\n"
+def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequence[WholeWaste] = ()) -> Iterator[str]:
+    """Rows, totals and waste as JSON in pieces: amounts as printed (text), and exact (`gpu_ns`, `cost_micro`)."""
+    return json_pieces(
+        {
+            "from": format_instant(period.start_ms),
+            "to": format_instant(period.end_ms),
+            "view": report.view,
+            "by": list(report.by),
+            "rows": (_object(row, report.by, report.view) for row in report.rows),
+            "totals": [_object(row, (), report.view) | _unbilled(report, row) for row in report.totals],
+            "waste": [_waste_object(one) for one in waste],
+            "notes": list(notes),
+        }
+    )
 
 
 def _object(row: ReportRow, by: Sequence[str], view: str) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
@@ -362,7 +362,7 @@ def _peer(peer: Any) -> str:
     )
 
 
-def receipt_csv(report: RunReport) -> str:
+def receipt_csv(report: RunReport) -> Iterator[Iterable[object]]:
     """What a run was charged, by kind of accelerator and rate; what is not known is empty."""
     rows = []
     for line in report.receipt.held:

@@ -224,9 +224,9 @@ def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
         assert billed(month) == before
     context = ReadContext(Database(dsn), lambda: NOW, None)
     asked = ("2025-10-01", "2025-11-01", "team", Principal("finance", "amina"))
-    before = json.loads(chargeback_json(context, *asked))
+    before = json.loads("".join(chargeback_json(context, *asked)))
     monkeypatch.setattr("gpuledger_collector.services.chargeback.allocate", rated_before_it)
-    again = json.loads(chargeback_json(context, *asked))
+    again = json.loads("".join(chargeback_json(context, *asked)))
     assert (again["rows"], again["totals"]) == (before["rows"], before["totals"])
 
 
