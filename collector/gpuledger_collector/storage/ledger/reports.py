@@ -74,12 +74,12 @@ _HAS_MONTH = """(SELECT bool_and(m.currency IS NULL OR m.contracted_cost_micro I
         WHERE m.start_ms = %(start)s AND m.end_ms = %(end)s)"""
 _MONTH_OR_DAYS = f"""
     SELECT {{own}}, '' AS correction_of, {_ALL} FROM ledger_month l
-    WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s AND {_HAS_MONTH}
+    WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s AND {_HAS_MONTH}{{only}}
     UNION ALL SELECT {{own}}, l.correction_of, {_ADDED} FROM (
         SELECT {_DAY_COLUMNS}, '' AS correction_of FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s
-            AND {_HAS_MONTH} IS NOT TRUE
+            AND {_HAS_MONTH} IS NOT TRUE{{only}}
         UNION ALL SELECT {_DAY_COLUMNS}, {{amends}} FROM correction
-        WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
+        WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s{{only}}
     ) l GROUP BY {{own}}, l.correction_of"""
 """Lines by `own`: of the ledger of months if it has the period, else of that of days; and corrections."""
 CHARGE_DIMENSIONS = {
@@ -138,25 +138,27 @@ def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
     if "workload" in by:
         joins += " LEFT JOIN workload w ON w.id = l.workload_id"
+    # An array, so that it is known before any line is read: others' lines are neither added up nor joined.
+    named = " AND ".join(f"{LEVEL_COLUMNS[level]} = %(own_{level})s" for level in own_levels)
+    only = f" AND owner_id = ANY(ARRAY(SELECT o.id FROM owner o WHERE {named}))" if named else ""
     keys = [f"coalesce({dimensions[name]}, '') AS k{at}" for at, name in enumerate(by)]
     if daily:
         kept = "".join(f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS)
-        lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency", amends=amends)
+        lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency", amends=amends, only=only)
         added = _ADDED_AGAIN
     else:
         added = _ADDED
         columns = f"{_DAY_COLUMNS}, node, workload_id, commitment_id"
         lines = (
             f"SELECT {columns}, NULL::bigint AS amended_ms, '' AS correction_of FROM charge "
-            "WHERE day_ms >= %(start)s AND day_ms < %(end)s "
+            f"WHERE day_ms >= %(start)s AND day_ms < %(end)s{only} "
             f"UNION ALL SELECT {columns}, day_ms, {amends} FROM correction "
-            "WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s"
+            f"WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s{only}"
         )
-    where = " AND ".join(f"coalesce({LEVEL_COLUMNS[level]}, '') = %(own_{level})s" for level in own_levels)
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     return (
         f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {added} "
-        f"FROM ({lines}) l {joins}{' WHERE ' + where if where else ''} GROUP BY {groups}"
+        f"FROM ({lines}) l {joins} GROUP BY {groups}"
     )
 
 
