@@ -7,10 +7,12 @@ import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -176,27 +178,35 @@ PAGES = {
     ),
 }
 """Pages of an exporter, by what is wrong with them."""
+AGENTS_AT_ONCE = 5
 
 
 def agents(arena: Arena) -> None:
     """An agent before each page: it sends heartbeats, and ends at SIGTERM."""
-    with arena.attack(f"an agent before {len(PAGES)} hostile pages", "owner of an exporter's port") as row:
-        for name, respond in PAGES.items():
-            with hostile(respond) as url, sink() as target, tempfile.TemporaryDirectory() as folder:
-                running = Agent(Path(folder), target.url, source="exporter", target=url).start()
-                deadline = time.monotonic() + 60
-                while not target.batches and time.monotonic() < deadline:
-                    time.sleep(0.1)
-                row.expect(target.batches, f"before a page that {name} an agent sends nothing in 60 s")
-                begun = time.monotonic()
-                running.process.send_signal(signal.SIGTERM)
-                try:
-                    running.process.wait(60)
-                except subprocess.TimeoutExpired:
-                    running.process.kill()
-                seconds = time.monotonic() - begun
-                row.count("ended at SIGTERM" if running.process.wait() == 0 else "killed")
-                row.expect(running.process.returncode == 0, f"before a page that {name} SIGTERM took {seconds:.0f} s")
+    with (
+        arena.attack(f"an agent before {len(PAGES)} hostile pages", "owner of an exporter's port") as row,
+        ThreadPoolExecutor(AGENTS_AT_ONCE) as threads,
+    ):
+        for ended in [threads.submit(_before_page, row, name, respond) for name, respond in PAGES.items()]:
+            ended.result()
+
+
+def _before_page(row: Row, name: str, respond: Callable[[socket.socket], None]) -> None:
+    with hostile(respond) as url, sink() as target, tempfile.TemporaryDirectory() as folder:
+        running = Agent(Path(folder), target.url, source="exporter", target=url).start()
+        deadline = time.monotonic() + 60
+        while not target.batches and time.monotonic() < deadline:
+            time.sleep(0.1)
+        row.expect(target.batches, f"before a page that {name} an agent sends nothing in 60 s")
+        begun = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        try:
+            running.process.wait(60)
+        except subprocess.TimeoutExpired:
+            running.process.kill()
+        seconds = time.monotonic() - begun
+        row.count("ended at SIGTERM" if running.process.wait() == 0 else "killed")
+        row.expect(running.process.returncode == 0, f"before a page that {name} SIGTERM took {seconds:.0f} s")
 
 
 ATTACKS = (questions, disputes, queues, owners, files, agents)

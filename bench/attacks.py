@@ -5,15 +5,18 @@ within bounded requests and minutes; then one of three workers on a small disk t
 data. A hole is a foreign row shown, a request that should have been refused, a fault of ours, a number of another team
 that moved, a neighbor whose batches are not taken or whose p99 is two seconds or longer, a batch that was acknowledged
 and is not stored, or a `/readyz` that does not say what is. It ends with 1 when there is one. Names of attacks after
-the command run those alone; `disk` and `year` are the last two.
+the command run those alone; `disk` and `year` are the last two. Each attack has a bounded time (ATTACK_SECONDS), and so
+have all together (ALL_SECONDS): what is broken off or not begun has shown nothing, and is a hole.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +42,32 @@ ATTACKS = (
     *_attacks_inside.LAST,
 )
 """Floods use up the quotas of their nodes, so that they come late."""
+ALL_SECONDS = 690
+"""From the start of the command until an attack may no longer go on."""
+ATTACK_SECONDS = {"year": 240, "disk": 150}
+MOST_SECONDS = 100
+"""Of any other attack."""
+BEGUN = time.monotonic()
+
+
+class TooLong(Exception):
+    """An attack has used up its time."""
+
+
+@contextlib.contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raise TooLong in the main thread when the block takes longer."""
+
+    def end(*_: object) -> None:
+        raise TooLong(f"broken off after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def table(rows: list[Row]) -> None:
@@ -60,8 +89,12 @@ def attempt(rows: list[Row], name: str, attack: Callable[[], None]) -> None:
     """Make an attack, and print the holes that it found; one that cannot be made has shown nothing, and is one."""
     begun, before = time.monotonic(), len(rows)
     print(f"{name} ...", file=sys.stderr, flush=True)
+    left = BEGUN + ALL_SECONDS - begun
     try:
-        attack()
+        if left <= 0:
+            raise TooLong(f"not begun: {ALL_SECONDS} s are over")
+        with bounded(min(left, ATTACK_SECONDS.get(name, MOST_SECONDS))):
+            attack()
     except (Exception, SystemExit):
         if len(rows) == before:
             rows.append(Row(name, "-"))
