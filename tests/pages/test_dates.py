@@ -100,12 +100,14 @@ def test_months_are_those_of_the_billing_zone(furnished, run, dsn, declare):
     ("now", "month", "said"),
     [
         (MONTH_BEGINS, "2025-11", "Nothing is charged to vision in 2025-11 so far."),
+        ("2025-11-01T00:00:00Z", "2025-11", "Nothing is charged to vision in 2025-11 so far."),
         (MONTH_BEGINS, "2025-08", "Nothing was charged to vision in 2025-08."),
         (MONTH_BEGINS, "2025-12", "2025-12 has not begun."),
     ],
 )
-def test_an_empty_month_says_so(furnished, run, dsn, now, month, said):
-    """No amount and no zero stands for it; the months that have charges are links."""
+def test_an_empty_month_says_so(furnished, run, dsn, declare, now, month, said):
+    """No amount and no zero stands for it; the months that have charges are links. A budget changes nothing of it."""
+    declare(BUDGET.replace("not-begun", "vision"))
     run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
     clock = Clock(dt.datetime.fromisoformat(now))
     with running(dsn, clock=clock) as collector:

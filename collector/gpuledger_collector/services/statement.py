@@ -176,6 +176,8 @@ class _Month:
     def _budget_statuses(self, owner: str) -> tuple[Status, ...]:
         """The owner's own budgets and those of its branches, in their period at the end of the month (or now)."""
         at_ms = min(self.now_ms, self.period.end_ms)
+        if at_ms <= self.period.start_ms:  # a month that has not begun has no budget to stand in yet
+            return ()
         wanted = []
         for budget in self.budgets.get(owner, ()):
             period = budget.period_at(min(at_ms, self.period.end_ms - 1))
