@@ -69,9 +69,8 @@ def pages_of(collector):
     return pages
 
 
-def test_no_link_of_any_page_leads_to_nothing_whatever_the_date(furnished, run, dsn):
+def test_no_link_of_any_page_leads_to_nothing_whatever_the_date(rated, dsn):
     """September and October have lines; then the clock moves on, and each link of every page answers."""
-    run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
     clock = Clock()
     with running(dsn, clock=clock) as collector:
         for instant in INSTANTS:
@@ -85,6 +84,7 @@ def test_no_link_of_any_page_leads_to_nothing_whatever_the_date(furnished, run, 
             assert "/statements/team/vision/2025-10" in empty.links, instant
 
 
+@pytest.mark.slow
 def test_months_are_those_of_the_billing_zone(furnished, run, dsn, declare):
     """In Berlin October 2025 and March 2026 begin and end an hour off each other: every link answers there, too."""
     declare('billing_zone = "Europe/Berlin"\n')
@@ -105,10 +105,9 @@ def test_months_are_those_of_the_billing_zone(furnished, run, dsn, declare):
         (MONTH_BEGINS, "2025-12", "2025-12 has not begun."),
     ],
 )
-def test_an_empty_month_says_so(furnished, run, dsn, declare, now, month, said):
+def test_an_empty_month_says_so(rated, dsn, declare, now, month, said):
     """No amount and no zero stands for it; the months that have charges are links. A budget changes nothing of it."""
     declare(BUDGET.replace("not-begun", "vision"))
-    run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
     clock = Clock(dt.datetime.fromisoformat(now))
     with running(dsn, clock=clock) as collector:
         status, _, text = ask(collector, f"/statements/team/vision/{month}")
@@ -119,9 +118,8 @@ def test_an_empty_month_says_so(furnished, run, dsn, declare, now, month, said):
         assert {f"/statements/team/vision/{name}" for name in ("2025-09", "2025-10")} <= set(page.links)
 
 
-def test_only_a_name_that_was_never_seen_has_no_statement(furnished, run, dsn, declare):
+def test_only_a_name_that_was_never_seen_has_no_statement(rated, dsn, declare):
     """Whoever has a budget, or is nobody known, has one; another name is refused in a sentence, whatever the month."""
-    run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
     declare(BUDGET)
     with running(dsn, clock=Clock()) as collector:
         for owner in ("not-begun", "(unattributed)"):
