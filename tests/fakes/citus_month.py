@@ -117,6 +117,7 @@ def ingest(played: Played, name: str, nodes: tuple[str, ...], begin: dt.datetime
         until(lambda: not played.value("SELECT count(*) FROM hour_recompute"), 300)
         until(lambda: not played.value("SELECT count(*) FROM day_recompute"), 300)
         until(lambda: played.value("SELECT count(*) FROM finding_progress"), 300)
+        until(lambda: played.value("SELECT count(*) FROM node_utilization_day"), 300)
         logs = "".join(one.log() for one in pair)
     refused = re.search(r"psycopg\.errors\.(?:FeatureNotSupported|ActiveSqlTransaction|Internal).*", logs)
     assert refused is None, logs[logs.index("Traceback") - 200 :][:3000]

@@ -305,8 +305,10 @@ def _changes(asking: _Asking) -> Iterator[_Question]:
     authorized = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
 
     def progress() -> int:
-        status = 401
-        while status == 401:  # until the collector has read the new token
+        deadline = time.monotonic() + 60
+        status = 0
+        # Until the collector has read the new token, and what the node told last.
+        while status not in {202, 400} and time.monotonic() < deadline:
             status = asking.collector.request("POST", "/v1/runs/job-1/progress", told, authorized)[0]
             time.sleep(0.1)
         return status
