@@ -92,7 +92,9 @@ def sabotaged(monkeypatch):
         runs.runs, "listed", lambda connection, period, _owner, *more, **named: whole(connection, period, {}, **named)
     )
     monkeypatch.setattr(overview, "daily_by_team", lambda connection, period, _owner: by_team(connection, period, {}))
-    monkeypatch.setattr(beside, "_seen", lambda *_: True)
+    monkeypatch.setattr(reports, "charged_lines", lambda *asked, owner=None, **named: listed(*asked, **named))
+    shares = beside.own_shares
+    monkeypatch.setattr(beside, "own_shares", lambda connection, costs, by, _owner: shares(connection, costs, by, {}))
     drawn = series.read
     monkeypatch.setattr(series, "read", lambda a, b, c, d, _owner, states: drawn(a, b, c, d, None, states))
 

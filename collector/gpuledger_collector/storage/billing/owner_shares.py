@@ -104,7 +104,7 @@ def own_shares(
     source = line_source(connection, split_costs[0].period, (*DIMENSIONS, *by))
     statement, shares = Statement(), []
     statement.lines("line", source)
-    own = " AND ".join(f"k{LEVELS.index(level)} = {statement.bind(name)}" for level, name in owner.items())
+    own = " AND ".join(["true", *(f"k{LEVELS.index(level)} = {statement.bind(name)}" for level, name in owner.items())])
     for number, split_cost in enumerate(split_costs):
         add_owners(statement, f"share_{number}", "line", split_cost)
         add_lines(statement, f"share_{number}", "line", split_cost, own)
