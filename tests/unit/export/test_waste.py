@@ -10,7 +10,8 @@ from gpuledger_collector.accounting.chargeback import Allocations, report
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR as HOUR
 from gpuledger_collector.accounting.waste import whole_waste
-from gpuledger_collector.export.chargeback import as_csv, unbilled_line, waste_line
+from gpuledger_collector.export.chargeback import csv_rows, unbilled_line, waste_line
+from gpuledger_collector.export.pieces import csv_pieces
 
 
 def line(name: str, state: str, hours: int, cost: int | None, **measures: int) -> ChargedLine:
@@ -68,7 +69,7 @@ def test_without_an_inventory_unallocated_time_is_not_known() -> None:
 
 def test_what_is_not_known_is_an_empty_cell() -> None:
     """Held time of which nothing is known, broken and unobserved time: no waste is claimed of them."""
-    text = as_csv(report(FLEET, ("team",)))
+    text = "".join(csv_pieces(csv_rows(report(FLEET, ("team",)))))
     names, *rows = [one.split(",") for one in text.splitlines()]
     waste = {row[0]: row[names.index("cost_waste")] for row in rows}
     assert waste == {
