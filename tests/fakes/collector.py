@@ -33,7 +33,7 @@ class Running:
 
     def request(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
         """Status, headers and decoded JSON (or text) of one request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
