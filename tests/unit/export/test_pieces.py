@@ -14,7 +14,11 @@ from gpuledger_collector.export.cells import json_text
 from gpuledger_collector.export.pieces import PIECE, Packed, csv_pieces, json_pieces
 
 texts = st.text(max_size=20)
-values = st.recursive(st.none() | st.integers() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner))
+values = st.recursive(
+    st.none() | st.integers() | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=8,
+)
 
 
 class Taken:
@@ -31,7 +35,7 @@ class Taken:
         return self.row
 
 
-@given(content=st.dictionaries(texts, values, min_size=1), rows=st.lists(values))
+@given(content=st.dictionaries(texts, values, min_size=1), rows=st.lists(values, max_size=6))
 def test_pieces_of_an_object_are_the_whole_text(content, rows):
     """A list that is taken row by row is written like one that is there."""
     whole = json_text({"rows": rows, **content, "more": rows}) + "\n"
