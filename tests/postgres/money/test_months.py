@@ -148,7 +148,7 @@ def test_rating_adds_up_months_that_are_over_and_no_other(rated, ledger):
         == rated.rows("SELECT sum(gpu_ns), sum(cost_micro) FROM ledger_day WHERE day_ms < %s", NOVEMBER)[0]
     )
     assert asked(rated, MONTHS[1]) == from_days(rated, MONTHS[1])
-    query = reports._MONTH_OR_DAYS.format(own="l.owner_id, l.state, l.currency", amends="''")
+    query = reports._MONTH_OR_DAYS.format(own="l.owner_id, l.state, l.currency", amends="''", only="")
     plan = "\n".join(
         row[0]
         for row in rated.rows(

@@ -349,7 +349,6 @@ def test_commands_show_escapes_and_no_line_more(named, name: str) -> None:
         assert len(text.splitlines()) == len(before.splitlines()) == len(list(csv.reader(io.StringIO(text)))), command
 
 
-@pytest.mark.slow
 @given(stored)
 @example("a\nb")
 @example("a\n")
