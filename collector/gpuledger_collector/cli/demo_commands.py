@@ -83,8 +83,11 @@ def run_lanes(lanes: Sequence[Sequence[Command]], environment: Mapping[str, str]
             if not running:
                 break
             connection.wait([run.process.sentinel for run in running.values() if run.process is not None])
-            failed = failed or any(run.code for run in running.values())
-            running = {number: run for number, run in running.items() if run.is_running}
+            ended = [number for number, run in running.items() if not run.is_running]
+            # One that has ended between two looks at it has failed all the same.
+            failed = failed or any(running[number].code for number in ended)
+            for number in ended:
+                del running[number]
     except BaseException:
         _end([run for run in running.values() if run.is_running])
         raise

@@ -50,31 +50,40 @@ def find_idle(database: Database, now_ms: int) -> int:
     """
     if database.standby:
         return 0
-    with database.transaction(Lock.FINDINGS) as connection:
-        minute_range = minute_rollup.minute_range(connection)
-        expired_before_ms = minute_rollup.expired_before(connection)
-        done_ms, late_ms = findings.progress(connection, KIND), findings.late_evidence(connection, KIND)
-    if minute_range is None:
-        return 0
-    first_ms, last_ms = minute_range
-    until_ms = min(now_ms, last_ms + SILENT_MS) // MINUTE_MS * MINUTE_MS
-    # The context must still have its minutes: without them the first hours would look like a new hold.
-    back_to_ms = until_ms if late_ms is None else max(first_ms, late_ms, expired_before_ms + CONTEXT_MS)
-    start_ms = min(first_ms if done_ms is None else done_ms, back_to_ms) // HOUR_MS * HOUR_MS
-    count = 0
-    while start_ms < until_ms:
+    count, is_first = 0, True
+    while True:
+        # Where to go on is read with each window: another run may have come further meanwhile, and what it saw of the
+        # end must not be written over by an earlier window of this one.
         with database.transaction(Lock.FINDINGS) as connection:
-            size = len(minute_rollup.accelerators(connection, start_ms, until_ms))
-            days = max(1, min(MAX_WINDOW_DAYS, WINDOW_ACCELERATOR_DAYS // max(1, size)))
-            # Windows end at midnight where they can, so that a repeated run cuts them in the same places.
-            end_ms = min(until_ms, start_ms // DAY_MS * DAY_MS + days * DAY_MS)
+            minute_range = minute_rollup.minute_range(connection)
+            if minute_range is None:
+                return count
+            first_ms, last_ms = minute_range
+            until_ms = min(now_ms, last_ms + SILENT_MS) // MINUTE_MS * MINUTE_MS
+            done_ms = findings.progress(connection, KIND)
+            late_ms = findings.late_evidence(connection, KIND) if is_first else None
+            if not is_first and done_ms is not None and done_ms >= until_ms:
+                return count
+            # The context must still have its minutes: without them the first hours would look like a new hold.
+            kept_ms = minute_rollup.expired_before(connection) + CONTEXT_MS
+            back_to_ms = until_ms if late_ms is None else max(first_ms, late_ms, kept_ms)
+            start_ms = min(first_ms if done_ms is None else done_ms, back_to_ms) // HOUR_MS * HOUR_MS
+            if start_ms >= until_ms:
+                return count
+            end_ms = _window_end(connection, start_ms, until_ms)
             # Findings and progress in one transaction: an interrupted window is searched again from its start.
             count += _Window(connection, start_ms, end_ms, first_ms).search()
             findings.set_progress(connection, KIND, end_ms)
             if late_ms is not None:
                 findings.clear_late_evidence(connection, KIND, late_ms)
-        start_ms = end_ms
-    return count
+        is_first = False
+
+
+def _window_end(connection: Connection, start_ms: int, until_ms: int) -> int:
+    """The end of a window: at midnight where it can be, so that a repeated run cuts windows in the same places."""
+    size = len(minute_rollup.accelerators(connection, start_ms, until_ms))
+    days = max(1, min(MAX_WINDOW_DAYS, WINDOW_ACCELERATOR_DAYS // max(1, size)))
+    return min(until_ms, start_ms // DAY_MS * DAY_MS + days * DAY_MS)
 
 
 class _Window:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from decimal import Decimal
@@ -234,3 +235,38 @@ def test_without_any_node_nothing_is_known(fleet, run) -> None:
         )
     fleet.node("n1")
     assert run("idle")[1].splitlines()[-1].startswith("0 findings, 0 ongoing")
+
+
+class Watched:
+    """A ledger after each of whose transactions something is called."""
+
+    standby = False
+
+    def __init__(self, database, after) -> None:
+        self._database, self._after = database, after
+
+    @contextlib.contextmanager
+    def transaction(self, lock):
+        with self._database.transaction(lock) as connection:
+            yield connection
+        self._after()
+
+
+def test_a_slower_run_takes_back_nothing_of_a_faster_one(fleet, findings, monkeypatch):
+    """One begins three windows, another ends all three: what it found to be ongoing stays so all the time."""
+    furnish(fleet)
+    minutes(fleet, 1, DAY, 2 * DAY + 3 * HOUR, 0.0)
+    fleet.evidence([Held(1, 1, hour * HOUR, hour * HOUR + HOUR) for hour in range(24, 51)])
+    monkeypatch.setattr("gpuledger_collector.jobs.find_idle.WINDOW_ACCELERATOR_DAYS", 1)
+    monkeypatch.setattr("gpuledger_collector.jobs.find_idle.MAX_WINDOW_DAYS", 1)
+    at, seen = OCTOBER + 2 * DAY + 3 * HOUR, []
+
+    def after() -> None:
+        if not seen:
+            find_idle(findings, at)
+        seen.append(dump(fleet))
+
+    find_idle(Watched(findings, after), at)
+    assert len(seen) > 1
+    assert at in {row[5] for row in seen[0]}
+    assert all(rows == seen[0] for rows in seen)
