@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import enum
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -149,8 +148,10 @@ def chargeback(
             elif form is ChargebackFormat.beancount:
                 _write_journal(connection, span, _owner_level(names), now_ms, output)
             elif output is not None and form is ChargebackFormat.parquet:
-                rows = csv.DictReader("".join(csv_pieces([row])) for row in csv_rows(bill, said))
-                parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), bill.by))
+                lines = csv_rows(bill, said)
+                columns = list(map(str, next(lines)))
+                rows = (dict(zip(columns, map(str, line), strict=True)) for line in lines)
+                parquet.write(rows, output, parquet.chargeback_kinds(columns, bill.by))
             else:
                 heading = range_line(span, session.calendar) if form is ChargebackFormat.table else ""
                 write_pieces(chain([heading], _list_text(connection, bill, span, form, notes, said, output)), output)

@@ -84,7 +84,7 @@ def run_lanes(lanes: Sequence[Sequence[Command]], environment: Mapping[str, str]
                 break
             connection.wait([run.process.sentinel for run in running.values() if run.process is not None])
             ended = [number for number, run in running.items() if not run.is_running]
-            # One that has ended between two looks at it has failed all the same.
+            # Asked once: what failed between two looks would be taken for what went well.
             failed = failed or any(running[number].code for number in ended)
             for number in ended:
                 del running[number]

@@ -116,16 +116,12 @@ def idle(
         and team in {None, _holder(finding)}
         and state in {None, finding["state"]}
     ]
+    summary = NOT_OBSERVED if is_unknown else summarize(chosen)
     if by is None:
-        shown = TABLE_ROWS if top is None and form is options.Format.table else top
-        print_findings(chosen, shown, form, NOT_OBSERVED if is_unknown else summarize(chosen))
+        print_findings(chosen, TABLE_ROWS if top is None and form is options.Format.table else top, form, summary)
     else:
-        columns = (
-            Column(by.value),
-            *(number(name) for name in ("findings", "hours", "cost", "ongoing")),
-            Column("mostly"),
-        )
-        emit(form, columns, group_rows(chosen, by), [NOT_OBSERVED if is_unknown else summarize(chosen)])
+        measures = (number(name) for name in ("findings", "hours", "cost", "ongoing"))
+        emit(form, (Column(by.value), *measures, Column("mostly")), group_rows(chosen, by), [summary])
     end_with(bool(chosen), exit_code)
 
 

@@ -27,7 +27,7 @@ from gpuledger_collector.accounting.shared_costs import AMOUNT, DIMENSIONS, UNSH
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage.billing import allocation
 from gpuledger_collector.storage.billing.locations import LineSource
-from gpuledger_collector.storage.billing.owner_shares import POOL, SplitCost, Statement, add_lines, add_owners, taken
+from gpuledger_collector.storage.billing.owner_shares import POOL, SplitCost, SqlStatement, add_lines, add_owners, taken
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
@@ -92,7 +92,7 @@ def owner_rows(
 
     `is_allocated`: with shares of common costs and carbon, up to now. Usage without a price is in none of them.
     """
-    statement = Statement()
+    statement = SqlStatement()
     statement.add("own_time", _ROWS.format(lines=statement.charged((level,), period, apart=True)))
     shared: list[str] = []
     emitted: list[str] = []
@@ -112,7 +112,7 @@ def owner_rows(
     return sorted(found, key=lambda row: (row.currency or "", -(row.cost_micro or 0), row.correction_of))
 
 
-def _lines(statement: Statement, period: Period, level: str) -> str:
+def _lines(statement: SqlStatement, period: Period, level: str) -> str:
     """The table of a period's lines as shared costs and carbon are worked out from; added once."""
     name = f"lines_{period.start_ms}_{period.end_ms}"
     if not any(table.startswith(f"{name} ") for table in statement.tables):
@@ -120,7 +120,7 @@ def _lines(statement: Statement, period: Period, level: str) -> str:
     return name
 
 
-def _shares(statement: Statement, level: str, split_cost: SplitCost) -> str:
+def _shares(statement: SqlStatement, level: str, split_cost: SplitCost) -> str:
     """SQL of what each row pays of a cost."""
     lines, name = _lines(statement, split_cost.period, level), f"cost_{len(statement.tables)}"
     add_owners(statement, name, lines, split_cost)
@@ -139,7 +139,7 @@ def _shares(statement: Statement, level: str, split_cost: SplitCost) -> str:
     return query
 
 
-def _grams(statement: Statement, level: str, run: Period, in_force: Sequence[Intensity]) -> str:
+def _grams(statement: SqlStatement, level: str, run: Period, in_force: Sequence[Intensity]) -> str:
     """SQL of the grams of each line of some days, as accounting.carbon.micrograms rounds them."""
     lines = _lines(statement, run, level)
     factors = {}
@@ -170,7 +170,7 @@ def _rest(value: str, unit: str) -> str:
     return f"mod(mod({value}, {unit}) + {unit}, {unit})"
 
 
-def _places(statement: Statement, cell: str) -> str:
+def _places(statement: SqlStatement, cell: str) -> str:
     """SQL of the rows of a cell, each amount with its place in its list."""
     units = {currency: minor_unit(currency) for currency in MINOR_DIGITS}
     statement.add(

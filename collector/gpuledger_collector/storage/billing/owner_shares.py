@@ -35,8 +35,8 @@ _WEIGHTS = {
 
 
 @dataclass
-class Statement:
-    """A statement that grows by common table expressions, and the values of its parameters."""
+class SqlStatement:
+    """An SQL statement that grows by common table expressions, and the values of its parameters."""
 
     tables: list[str] = field(default_factory=list)
     values: dict[str, object] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def own_shares(
     Lines have the keys (*DIMENSIONS, *by), and no amounts.
     """
     source = line_source(connection, split_costs[0].period, (*DIMENSIONS, *by))
-    statement, shares = Statement(), []
+    statement, shares = SqlStatement(), []
     statement.lines("line", source)
     own = " AND ".join(["true", *(f"k{LEVELS.index(level)} = {statement.bind(name)}" for level, name in owner.items())])
     for number, split_cost in enumerate(split_costs):
@@ -118,7 +118,7 @@ def own_shares(
         yield split_costs[number], line, int(micro)
 
 
-def add_owners(statement: Statement, name: str, lines: str, split_cost: SplitCost) -> None:
+def add_owners(statement: SqlStatement, name: str, lines: str, split_cost: SplitCost) -> None:
     """Add how a cost is split over the owners of its level, as shared_costs.share does: NAME_owners.
 
     It has the `currency`, the `bearer` and its part (`micro`); it is empty where nobody shares the cost.
@@ -149,7 +149,7 @@ def add_owners(statement: Statement, name: str, lines: str, split_cost: SplitCos
     statement.add(f"{name}_owners", _split(over_owners, "currency", 'bearer COLLATE "C"'))
 
 
-def add_lines(statement: Statement, name: str, lines: str, split_cost: SplitCost, own: str = "true") -> None:
+def add_lines(statement: SqlStatement, name: str, lines: str, split_cost: SplitCost, own: str = "true") -> None:
     """Add what a cost adds to each line (`place`, `micro`; negative: takes from it), after `add_owners`.
 
     `own` is SQL of a condition: lines of owners none of whose lines meets it are left out.
@@ -170,7 +170,7 @@ def add_lines(statement: Statement, name: str, lines: str, split_cost: SplitCost
     statement.add(name, query)
 
 
-def taken(statement: Statement, name: str, lines: str, split_cost: SplitCost, columns: str) -> str:
+def taken(statement: SqlStatement, name: str, lines: str, split_cost: SplitCost, columns: str) -> str:
     """SQL of what is moved away from lines of a state: these columns, and `micro`; only where somebody gets it."""
     return (
         f"SELECT {columns}, -cost_micro AS micro FROM {lines} WHERE {_moved(statement, split_cost.cost)} "
@@ -178,7 +178,7 @@ def taken(statement: Statement, name: str, lines: str, split_cost: SplitCost, co
     )
 
 
-def _moved(statement: Statement, cost: SharedCost) -> str:
+def _moved(statement: SqlStatement, cost: SharedCost) -> str:
     """SQL of the condition of lines of which a cost is moved."""
     of_pool = f" AND {POOL} = {statement.bind(cost.pool)}" if cost.pool else ""
     return f"state = {statement.bind(cost.source)} AND currency IS NOT NULL{of_pool}"
