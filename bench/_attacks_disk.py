@@ -26,6 +26,8 @@ DISK_MIB = 900
 WORKERS = 3
 SENDERS = 6
 FULL_S = 20
+LEFT_MIB = 6
+"""What stays free of a disk that is full."""
 SPILL = """SELECT count(*) FROM (
     SELECT repeat(md5(i::text), 60) FROM generate_series(1, 3000000) i ORDER BY 1 OFFSET 0) x"""
 STORED = "SELECT n.name, b.seq FROM ingest_batch b JOIN node n ON n.id = b.node_id WHERE n.name LIKE 'sender-%%'"
@@ -162,33 +164,48 @@ def _full(arena: Disk) -> None:
                 time.sleep(0.2)
 
     threads = [threading.Thread(target=send, args=(f"sender-{number}",)) for number in range(SENDERS)]
-    for thread in threads:
-        thread.start()
-    time.sleep(10)
-    ballast = arena.folder / "ballast"
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, shutil.disk_usage(arena.folder).free - 6 * MIB))
-    statuses = set()
-    for _ in range(FULL_S * 2):
-        with contextlib.suppress(OSError):
-            statuses.add(arena.collector.get("/readyz")[0])
-        largest_wal = max(largest_wal, _wal_bytes(arena.folder))
-        time.sleep(0.5)
-    row.expect(503 in statuses, f"/readyz on a full disk said {statuses}")
-    ballast.unlink()
-    before = len(acknowledged)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and len(acknowledged) < before + 20:
-        time.sleep(0.2)
-    row.expect(len(acknowledged) >= before + 20, "after the disk was freed no batch was taken for two minutes")
-    over.set()
-    for thread in threads:
-        thread.join(90)
+    with ending(threads, over):
+        time.sleep(10)
+        ballast = arena.folder / "ballast"
+        _fill(ballast)
+        statuses: set[int] = set()
+        for _ in range(FULL_S * 2):
+            with contextlib.suppress(OSError):
+                statuses.add(arena.collector.get("/readyz")[0])
+            largest_wal = max(largest_wal, _wal_bytes(arena.folder))
+            time.sleep(0.5)
+        row.expect(503 in statuses, f"/readyz on a full disk said {statuses}")
+        ballast.unlink()
+        before = len(acknowledged)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and len(acknowledged) < before + 20:
+            time.sleep(0.2)
+        row.expect(len(acknowledged) >= before + 20, "after the disk was freed no batch was taken for two minutes")
     stored = {(str(name), int(str(seq))) for name, seq in arena.query(STORED)}
     row.lost = len(acknowledged - stored)
     row.seen[f"{len(acknowledged):,} acknowledged"] += 1
     row.seen[f"WAL up to {largest_wal / MIB:.0f} MiB"] += 1
     row.expect(not row.lost, f"{row.lost} acknowledged batches are not stored")
+
+
+@contextlib.contextmanager
+def ending(threads: list[threading.Thread], over: threading.Event) -> Iterator[None]:
+    """Start these threads; they are told that it is over when the block ends, however it does."""
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(90)
+
+
+def _fill(path: Path) -> None:
+    """Take the disk but for a few MiB, piece by piece, since others write at the same time."""
+    with path.open("wb") as file, contextlib.suppress(OSError):
+        while (free := shutil.disk_usage(path.parent).free - LEFT_MIB * MIB) > 0:
+            os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), min(free, 16 * MIB))
 
 
 def _wal_bytes(folder: Path) -> int:
