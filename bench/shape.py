@@ -17,7 +17,10 @@ from pathlib import Path
 SURFACES = ("cli", "api", "mcp", "jobs")
 EVERYWHERE = ("agent", "alembic", "bench", "collector", "common", "dashboards", "docs", "tests")
 LONGEST_LINE = 100
-FORMATTERS = {"format_minor", "format_exact", "to_minor_units", "money_text", "minor_amount", "minor_digits"}
+FORMATTERS = {
+    *("format_minor", "format_exact", "to_minor_units", "money_text", "minor_amount", "minor_digits"),
+    *("decimal_text", "group_digits", "round_amounts"),
+}
 """What writes an amount as text; who calls one of these is a formatter of its own."""
 MONEY = {"accounting/money.py", "accounting/budgets.py"}
 BARE = re.compile(

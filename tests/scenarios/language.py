@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.chargeback import report
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.disputes import BadStep, Remedy
 from gpuledger_collector.accounting.exchange import Exchange, ExchangeRate, view
-from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.accounting.owned_hardware import Owned
 from gpuledger_collector.accounting.period import Period, date_range, month
@@ -501,9 +501,8 @@ class Story:
             if currency == given["currency"] and given["owner"] in (None, owner)
         ]
         check(bool(mine), f"invoices are {found}")
-        digits = minor_digits(given["currency"])
         for at, name in enumerate(("amount", "shared")):
-            said = Decimal(format_minor(sum(amounts[at] for amounts in mine), digits))
+            said = Decimal(Money.from_minor(sum(amounts[at] for amounts in mine), given["currency"]).plain())
             check(given[name] is None or said == Decimal(given[name]), f"{name} is {said}, not {given[name]}")
 
     def _refused(self, words: str, line: str) -> None:
@@ -544,7 +543,7 @@ class Story:
             f"{len(mine)} rows of {given['owner']!r}; rows are {[(row.keys, row.currency) for row in made.rows]}",
         )
         (row,) = mine
-        digits = minor_digits(row.currency or "USD")
+        currency = row.currency or "USD"
         for one in amounts:
             if one["unit"] in {"h", "kWh", "g"}:
                 hours = row.gpu_hours_held_idle if one["kind"] else row.gpu_hours
@@ -559,7 +558,7 @@ class Story:
                     "list": row.list_minor,
                     "contracted": row.contracted_minor,
                 }[one["kind"]]
-                actual = None if minor is None else Decimal(format_minor(minor, digits))
+                actual = None if minor is None else Decimal(Money.from_minor(minor, currency).plain())
             wanted = None if one["value"] == "no" else Decimal(one["value"])
             said = f"{one['kind']} {one['unit']}" if one["kind"] else one["unit"]
             check(actual == wanted, f"{said} is {'nothing' if actual is None else actual}, not {one['value']}")

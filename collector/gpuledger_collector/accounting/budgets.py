@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from math import lcm
 
-from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import group_digits, minor_digits
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.quantity import round_together
@@ -87,7 +86,7 @@ class Budget:
 
     def number(self, micro: int, digits: int | None = None) -> str:
         """An amount without its unit: `40,000.00`; `digits` 0 for estimates."""
-        return amount_text(micro, self.digits if digits is None else digits)
+        return group_digits(micro, self.digits if digits is None else digits)
 
     def text(self, micro: int, digits: int | None = None) -> str:
         """An amount as people write it: `USD 40,000.00`, `5,000.00 GPU-hours`."""
@@ -354,28 +353,3 @@ def top(drivers: Sequence[Driver], count: int) -> list[Driver]:
         for name in ("before_micro", "after_micro", "price_micro", "volume_micro", "mix_micro")
     ]
     return [*drivers[:count], Driver((f"{len(rest)} other{'s' if len(rest) > 1 else ''}",), "", *sums)]
-
-
-def money_text(micro: int, currency: str, digits: int | None = None) -> str:
-    """`USD 40,000.00`: thousands apart, in minor units; `digits` 0 for amounts that are estimates anyway."""
-    return f"{currency} {amount_text(micro, minor_digits(currency) if digits is None else digits)}"
-
-
-def amount_text(micro: int, digits: int) -> str:
-    """Micro-units with thousands apart: `40,000.00`."""
-    (units,) = to_minor_units([micro], digits)
-    whole, part = divmod(abs(units), 10**digits)
-    sign = "-" if units < 0 else ""
-    return f"{sign}{whole:,}" + (f".{part:0{digits}d}" if digits else "")
-
-
-def parse_amount(text: str) -> int:
-    """An amount in major units as written, in micro-units. Raises ValueError with a sentence."""
-    try:
-        value = Decimal(text.replace("_", ""))
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is not an amount; write it as 40000 or 40000.50") from None
-    micro = value * MICRO if value.is_finite() else value
-    if not value.is_finite() or value <= 0 or micro != int(micro) or micro >= 2**62:
-        raise ValueError(f"{text!r} is not an amount of money: it must be more than 0, with at most 6 decimal places")
-    return int(micro)

@@ -12,7 +12,7 @@ from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, SharedPart
 from gpuledger_collector.accounting.cost_centers import Codes
 from gpuledger_collector.accounting.ledger import ExportedCharge
-from gpuledger_collector.accounting.money import format_minor, minor_digits, round_months, to_minor_units
+from gpuledger_collector.accounting.money import Money, minor_digits, round_months, to_minor_units
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.rating import Charge
@@ -136,12 +136,12 @@ def receipt(
         "invoices": [_invoice_row(invoice, (codes or {}).get(invoice.owner, Codes())) for invoice in billed],
         "shares": [_share_row(part) for part in shares],
         "totals": {
-            currency: _amount(sum(invoice.minor for invoice in billed if invoice.currency == currency), currency)
+            currency: _sum_text((one.minor for one in billed if one.currency == currency), currency)
             for currency in sorted({invoice.currency for invoice in billed})
         },
         "not_billed": {
-            currency: _amount(
-                sum(one.minor for one in billed if one.currency == currency and not is_paid(one.owner)), currency
+            currency: _sum_text(
+                (one.minor for one in billed if one.currency == currency and not is_paid(one.owner)), currency
             )
             for currency in sorted({invoice.currency for invoice in billed})
         },
@@ -179,9 +179,9 @@ def _invoice_row(invoice: Invoice, codes: Codes) -> Mapping[str, object]:
         "owner": invoice.owner,
         "billed": is_paid(invoice.owner),
         "currency": invoice.currency,
-        "amount": _amount(invoice.minor, invoice.currency),
+        "amount": Money.from_minor(invoice.minor, invoice.currency).plain(),
         "micro": invoice.micro,
-        "shared": _amount(invoice.shared_minor, invoice.currency),
+        "shared": Money.from_minor(invoice.shared_minor, invoice.currency).plain(),
         "shared_micro": invoice.shared_micro,
         "cost_center": codes.cost_center,
         "gl_code": codes.gl_code,
@@ -201,5 +201,5 @@ def _share_row(part: SharedPart) -> Mapping[str, object]:
     }
 
 
-def _amount(minor: int, currency: str) -> str:
-    return format_minor(minor, minor_digits(currency))
+def _sum_text(minors: Iterable[int], currency: str) -> str:
+    return Money.from_minor(sum(minors), currency).plain()

@@ -8,14 +8,17 @@ one month: a period's own time, or the corrections of one closed month (docs/gui
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
+from typing import Self
 
 from gpuledger_collector.accounting.currencies import MINOR_DIGITS
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div, round_together
 
 MICRO = 1_000_000
 """Micro-units in one major unit of any currency."""
+MICRO_DIGITS = 6
 RATE_DIGITS = 9
 """Decimal places of a rate."""
 
@@ -24,6 +27,75 @@ def minor_digits(currency: str) -> int:
     """Decimal places of the currency's minor unit (ISO 4217, list one); two for a code that the list has not (yet)."""
     # Most currencies have two; a code that is newer than the table must not keep a month from being billed.
     return MINOR_DIGITS.get(currency, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """An amount of one currency in micro-units, and the forms in which people and programs read it."""
+
+    micro: int
+    currency: str
+
+    @classmethod
+    def from_minor(cls, units: int, currency: str) -> Self:
+        """An amount in whole minor units: 1234 of USD is 12.34."""
+        return cls(units * (MICRO // 10 ** minor_digits(currency)), currency)
+
+    @property
+    def minor(self) -> int:
+        """Minor units, rounded half to even."""
+        return to_minor_units([self.micro], minor_digits(self.currency))[0]
+
+    def plain(self) -> str:
+        """For files and programs: `-1234.50`."""
+        return decimal_text(self.minor, minor_digits(self.currency))
+
+    def grouped(self) -> str:
+        """For people: `-1,234.50`."""
+        return group_digits(self.micro, minor_digits(self.currency))
+
+    def signed(self) -> str:
+        """A change: `+1,234.50`, `-1,234.50`; nothing has no sign."""
+        return f"+{self.grouped()}" if self.minor > 0 else self.grouped()
+
+    def exact(self, places: int | None = None) -> str:
+        """To the last micro-unit, with at least that many decimals (the minor unit's): -127875000 is `-127.875`."""
+        whole, _, decimals = decimal_text(self.micro).partition(".")
+        decimals = decimals.rstrip("0").ljust(minor_digits(self.currency) if places is None else places, "0")
+        return f"{whole}.{decimals}" if decimals else whole
+
+    def estimate(self) -> str:
+        """Without minor units, so that nobody takes it for a charge: `1,235`."""
+        return group_digits(self.micro, 0)
+
+    def __str__(self) -> str:
+        """In a sentence: `USD 1,234.50`."""
+        return f"{self.currency} {self.grouped()}"
+
+
+def round_amounts(micros: Sequence[int], currency: str) -> list[Money]:
+    """Amounts in whole minor units that add up to the rounded total, each within one minor unit of its own."""
+    units = to_minor_units(micros, minor_digits(currency))
+    return [Money.from_minor(unit, currency) for unit in units]
+
+
+def parse_amount(text: str) -> int:
+    """An amount in major units as written, in micro-units. Raises ValueError with a sentence."""
+    try:
+        value = Decimal(text.replace("_", ""))
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not an amount; write it as 40000 or 40000.50") from None
+    micro = value * MICRO if value.is_finite() else value
+    if not value.is_finite() or value <= 0 or micro != int(micro) or micro >= 2**62:
+        raise ValueError(f"{text!r} is not an amount of money: it must be more than 0, with at most 6 decimal places")
+    return int(micro)
+
+
+def group_digits(micro: int, digits: int) -> str:
+    """Millionths with thousands apart, rounded half to even: `40,000.00`; money and hours alike."""
+    (units,) = to_minor_units([micro], digits)
+    whole, point, decimals = decimal_text(abs(units), digits).partition(".")
+    return f"{'-' if units < 0 else ''}{int(whole):,}{point}{decimals}"
 
 
 @lru_cache(maxsize=4096)
@@ -66,15 +138,8 @@ def round_months(micros: Mapping[str, Mapping[str, int]], digits: int) -> dict[s
     return rounded
 
 
-def format_exact(micro: int, digits: int) -> str:
-    """Micro-units to their last digit, with the decimals of the minor unit at least: -127875000 is `-127.875`."""
-    whole, _, decimals = format_minor(micro, 6).partition(".")
-    decimals = decimals.rstrip("0").ljust(digits, "0")
-    return f"{whole}.{decimals}" if decimals else whole
-
-
-def format_minor(units: int, digits: int) -> str:
-    """Minor units as people write them: 1234 with two digits is `12.34`."""
+def decimal_text(units: int, digits: int = MICRO_DIGITS) -> str:
+    """A decimal from its digits: 1234 with two places is `12.34`; without a number of them, from millionths."""
     if digits == 0:
         return str(units)
     sign, magnitude = ("-", -units) if units < 0 else ("", units)

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.adjustments import POLICIES, Adjustment
-from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import MICRO_DIGITS, Money
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.provider_bill import Difference
@@ -100,9 +100,9 @@ def to_row(adjustment: Adjustment, reversal: str = "") -> Row:
 
 
 def _money(micro: int, currency: str) -> str:
-    digits = minor_digits(currency)
     # An entry of fewer than a cent's parts is written in full: what is booked is exact.
-    return format_minor(micro, 6) if micro % 10 ** (6 - digits) else format_minor(micro // 10 ** (6 - digits), digits)
+    amount = Money(micro, currency)
+    return amount.plain() if Money.from_minor(amount.minor, currency) == amount else amount.exact(MICRO_DIGITS)
 
 
 def _entry(kind: str) -> None:
@@ -247,7 +247,7 @@ def _share_row(entry: Adjustment, at: int) -> Row:
         "owner": owner_text(levels) if levels else "(unattributed)",
         "pool": share.pool,
         "model": share.gpu_model,
-        "amount": format_minor(share.micro, 6),
+        "amount": Money(share.micro, currency).exact(MICRO_DIGITS),
         "currency": currency,
     }
 
@@ -277,7 +277,5 @@ def _left(proposed: ProposedTrueUp) -> dict[tuple[str, str], list[Difference]]:
 
 
 def _left_line(kind: str, currency: str, differences: Sequence[Difference]) -> str:
-    digits = minor_digits(currency)
     micro = sum(int(difference.amount * 1_000_000) for difference in differences)
-    amount = format_minor(to_minor_units([micro], digits)[0], digits)
-    return f"not booked: {kind} {amount} {currency} (--kinds {kind} books it)"
+    return f"not booked: {kind} {Money(micro, currency).plain()} {currency} (--kinds {kind} books it)"

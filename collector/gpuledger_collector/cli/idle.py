@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import hours_text, to_minute
 from gpuledger_collector.cli.common import end_with, new_app, refuse, time_range
@@ -167,7 +167,7 @@ def group_rows(findings: Sequence[Finding], by: By) -> list[Row]:
             by.value: name,
             "findings": str(len(group)),
             "hours": hours_text(sum(finding["until_ms"] - finding["since_ms"] for finding in group), 1),
-            "cost": money_text(sum(costs), currency) if costs and currency else "",
+            "cost": str(Money(sum(costs), currency)) if costs and currency else "",
             "ongoing": str(sum(finding["resolved_ms"] is None for finding in group)),
             "mostly": ", ".join(place for place, _ in cost_by_place.most_common(2) if place),
         }
@@ -185,8 +185,8 @@ def summarize(findings: Sequence[Finding]) -> str:
             if finding["resolved_ms"] is None:
                 per_day[finding["currency"]] += finding["per_day_micro"] or 0
     ongoing = sum(finding["resolved_ms"] is None for finding in findings)
-    so_far = ", ".join(money_text(micro, currency) for currency, micro in sorted(cost.items())) or "no known price"
-    daily = ", ".join(money_text(micro, currency) for currency, micro in sorted(per_day.items())) or "nothing"
+    so_far = ", ".join(str(Money(micro, currency)) for currency, micro in sorted(cost.items())) or "no known price"
+    daily = ", ".join(str(Money(micro, currency)) for currency, micro in sorted(per_day.items())) or "nothing"
     return f"{plural(len(findings), 'finding')}, {ongoing} ongoing: {so_far} so far, {daily} for each further day"
 
 
@@ -203,7 +203,7 @@ def print_services(services: Sequence[ServiceReplicas], form: options.Format) ->
             "needed": str(service.assessment.needed),
             "spare": "not known" if service.assessment.spare is None else str(service.assessment.spare),
             "known": f"{service.assessment.known:.2f}",
-            "per_day": money_text(service.per_day_micro, service.currency)
+            "per_day": str(Money(service.per_day_micro, service.currency))
             if service.per_day_micro is not None and service.currency
             else "",
         }

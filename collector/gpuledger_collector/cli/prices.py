@@ -8,7 +8,7 @@ from typer import Option
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.commitments import Commitment
-from gpuledger_collector.accounting.money import format_minor
+from gpuledger_collector.accounting.money import MICRO_DIGITS, Money
 from gpuledger_collector.accounting.owned_hardware import PARTS
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
@@ -105,7 +105,10 @@ def _commitment_line(commitment: Commitment) -> str:
     names = (commitment.pool, commitment.gpu_model, commitment.node, commitment.region)
     place = " ".join(filter(None, names)) or "anything"
     starts, ends = format_instant(commitment.starts_ms), format_instant(commitment.ends_ms)
-    upfront, total = (format_minor(micro, 6) for micro in (commitment.upfront_micro, commitment.cost(commitment.term)))
+    upfront, total = (
+        Money(micro, commitment.currency).exact(MICRO_DIGITS)
+        for micro in (commitment.upfront_micro, commitment.cost(commitment.term))
+    )
     return (
         f"commitment {commitment.name}: {plural(commitment.gpus, 'GPU')} of {place} from {starts} to {ends}, "
         f"{plural(str(hours), 'hour')}; {upfront} {commitment.currency} upfront + "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from gpuledger_collector.accounting.budgets import money_text
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_date, format_instant, parse_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.cli import options
@@ -253,11 +253,11 @@ def sentences(items: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None)
         if "cash" not in amounts:
             continue
         cash, capacity = amounts["cash"], amounts["capacity"]
-        month = [money_text(value * MONTH_DAYS * DAY_MS // window_ms, currency, 0) for value in cash]
+        month = [f"{currency} {Money(value * MONTH_DAYS * DAY_MS // window_ms, currency).estimate()}" for value in cash]
         lines.append(
-            f"all open advice together, counted once: {money_text(cash[1], currency)} cash "
-            f"({money_text(cash[0], currency)} to {money_text(cash[2], currency)}) and capacity worth "
-            f"{money_text(capacity[1], currency)} freed; extrapolated to {MONTH_DAYS} days: {month[1]} cash "
+            f"all open advice together, counted once: {Money(cash[1], currency)} cash "
+            f"({Money(cash[0], currency)} to {Money(cash[2], currency)}) and capacity worth "
+            f"{Money(capacity[1], currency)} freed; extrapolated to {MONTH_DAYS} days: {month[1]} cash "
             f"({month[0]} to {month[2]})"
         )
     prices = sorted({price for item in items for price in item["price_ids"]})

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from gpuledger_collector.accounting.chargeback import Report, report
-from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import column_names, new_app, refuse, time_range
@@ -83,4 +83,4 @@ def to_rows(names: Sequence[str], charged: Report, other: Report) -> list[Row]:
 
 
 def _minor_text(units: int | None, currency: str) -> str:
-    return "" if units is None or not currency else format_minor(units, minor_digits(currency))
+    return "" if units is None or not currency else Money.from_minor(units, currency).plain()

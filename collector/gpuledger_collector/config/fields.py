@@ -18,9 +18,8 @@ from zoneinfo import available_timezones
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from gpuledger_collector.accounting.budgets import parse_amount
 from gpuledger_collector.accounting.currencies import currency_problem
-from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.money import MICRO, parse_amount
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_date, parse_date, parse_instant
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.storage.notifications.messages import is_recipient

@@ -16,6 +16,7 @@ from typing import TextIO
 from gpuledger_collector.accounting.chargeback import SharedPart, shown_keys
 from gpuledger_collector.accounting.cost_centers import Codes
 from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_common.escapes import escape_text
 
@@ -62,7 +63,7 @@ def write(
         totals[INCOME_SHARED, currency] += _transaction(narration, INCOME_SHARED, currency, postings, accounts, file)
     # Assertions at the end of the last day: bean-check adds up all postings itself and compares.
     for (account, currency), micro in sorted(totals.items()):
-        file.write(f"\n{end} balance {account} {_amount(-micro)} {currency}\n")
+        file.write(f"\n{end} balance {account} {decimal_text(-micro)} {currency}\n")
 
 
 def _metadata(codes: Codes) -> Iterable[str]:
@@ -98,8 +99,8 @@ def _transaction(
     whole = sum(micro for _, micro in postings)
     width = max(len(accounts[owner]) for owner, _ in postings)
     file.write(f"\n{narration}\n")
-    file.writelines(f"  {accounts[owner]:{width}}  {_amount(micro)} {currency}\n" for owner, micro in postings)
-    file.write(f"  {income:{width}}  {_amount(-whole)} {currency}\n")
+    file.writelines(f"  {accounts[owner]:{width}}  {decimal_text(micro)} {currency}\n" for owner, micro in postings)
+    file.write(f"  {income:{width}}  {decimal_text(-whole)} {currency}\n")
     return whole
 
 
@@ -117,11 +118,6 @@ def account_names(owners: Sequence[str]) -> dict[str, str]:
         taken.add(name)
         accounts[owner] = f"Expenses:Gpu:{name}"
     return accounts
-
-
-def _amount(micro: int) -> str:
-    sign, whole = ("-", -micro) if micro < 0 else ("", micro)
-    return f"{sign}{whole // 1_000_000}.{whole % 1_000_000:06d}"
 
 
 def _text(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from gpuledger_collector.accounting.chargeback import ReportRow
-from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.escapes import neutral as neutral
@@ -42,10 +42,7 @@ PART_COLUMNS = ("cost_nodes", "cost_cash")
 
 def minor_amount(micro: int | None, currency: str | None) -> str:
     """Micro-units in the currency's minor unit: `1234.50`; empty where it is unknown or unpriced."""
-    if micro is None or not currency:
-        return ""
-    digits = minor_digits(currency)
-    return format_minor(to_minor_units([micro], digits)[0], digits)
+    return "" if micro is None or not currency else Money(micro, currency).plain()
 
 
 def hours_text(milliseconds: int, digits: int) -> str:
@@ -130,7 +127,7 @@ def part_cells(row: ReportRow, *, is_cash: bool) -> list[str]:
 
 
 def _money(row: ReportRow, units: int | None) -> str:
-    return "" if units is None else format_minor(units, 0 if row.currency is None else minor_digits(row.currency))
+    return "" if units is None or row.currency is None else Money.from_minor(units, row.currency).plain()
 
 
 def header(by: Sequence[str]) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
-from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.cash import CASH, PURCHASE
 from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut, sum_known, unbilled
-from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.reserved_names import is_reserved
@@ -47,8 +46,8 @@ def csv_rows(report: Report, notices: Sequence[str] = ()) -> Iterator[list[objec
 
 def stranded_text(total: ReportRow) -> str:
     """What a reader of `(stranded)` must know."""
-    digits = minor_digits(total.currency or "")
-    cost = "" if total.cost_minor is None else f"{format_minor(total.cost_minor, digits)} {total.currency} of "
+    currency = total.currency or ""
+    cost = "" if total.cost_minor is None else f"{Money.from_minor(total.cost_minor, currency).plain()} {currency} of "
     return f"{cost}capacity ({total.gpu_hours:.1f} GPU-hours) lies outside every MIG slice: it is the row (stranded)"
 
 
@@ -95,10 +94,9 @@ def _object(row: ReportRow, by: Sequence[str], view: str) -> dict[str, object]:
 
 def cash_line(report: Report, total: ReportRow) -> str:
     """The whole of the cash view in one line, and what of the other view stands beside it."""
-    digits = minor_digits(total.currency or "")
     rows = [row for row in report.rows if row.currency == total.currency and row.state == PURCHASE]
     paid, bought, borne = (
-        f"{Decimal(format_minor(minor or 0, digits)):,}"
+        Money.from_minor(minor or 0, total.currency or "").grouped()
         for minor in (total.cost_minor, sum_known(row.cost_minor for row in rows), total.effective_minor)
     )
     return f"cash view: {paid} {total.currency} paid, of it {bought} in purchases; {borne} borne (cost_effective)"
@@ -109,10 +107,10 @@ def _unbilled(report: Report, total: ReportRow) -> dict[str, object]:
     if total.currency is None:
         return {"cost_billed": None, "cost_not_billed": None}
     rows = [row for row in report.rows if (row.currency, row.exchange) == (total.currency, total.exchange)]
-    minor, digits = unbilled(rows) or 0, minor_digits(total.currency)
+    minor = unbilled(rows) or 0
     return {
-        "cost_billed": format_minor((total.total_minor or 0) - minor, digits),
-        "cost_not_billed": format_minor(minor, digits),
+        "cost_billed": Money.from_minor((total.total_minor or 0) - minor, total.currency).plain(),
+        "cost_not_billed": Money.from_minor(minor, total.currency).plain(),
     }
 
 
@@ -122,17 +120,15 @@ def unbilled_line(report: Report, total: ReportRow) -> str:
     minor = unbilled(rows)
     if minor is None or total.currency is None:
         return ""
-    digits = minor_digits(total.currency)
     names = dict.fromkeys(next(filter(is_reserved, row.keys), "") for row in rows if row.is_billed is False)
     rate = f" ({total.exchange})" if total.exchange else ""
-    whole = Decimal(format_minor(total.total_minor or 0, digits))
-    amount = Decimal(format_minor(minor, digits))
-    return f"not billed to any owner: {amount:,} of {whole:,} {total.currency}{rate}: {', '.join(names)}"
+    whole, amount = (Money.from_minor(units, total.currency).grouped() for units in (total.total_minor or 0, minor))
+    return f"not billed to any owner: {amount} of {whole} {total.currency}{rate}: {', '.join(names)}"
 
 
 def _waste_object(waste: WholeWaste) -> dict[str, object]:
     def amount(minor: int | None) -> str | None:
-        return None if minor is None else format_minor(minor, minor_digits(waste.currency))
+        return None if minor is None else Money.from_minor(minor, waste.currency).plain()
 
     return {
         "currency": waste.currency,
@@ -146,10 +142,9 @@ def _waste_object(waste: WholeWaste) -> dict[str, object]:
 
 def waste_line(waste: WholeWaste) -> str:
     """The whole waste in one line: the amount, what it consists of, and what is unknown."""
-    digits = minor_digits(waste.currency)
 
     def amount(minor: int | None) -> str:
-        return "not known" if minor is None else f"{Decimal(format_minor(minor, digits)):,}"
+        return "not known" if minor is None else Money.from_minor(minor, waste.currency).grouped()
 
     parts = ", ".join(f"{name} {amount(minor)}" for name, minor in waste.parts)
     unknown = Decimal(round_half_even_div(waste.unknown_ns * 10, GPU_NS_PER_HOUR)).scaleb(-1)
@@ -164,7 +159,7 @@ def waste_line(waste: WholeWaste) -> str:
 def shared_notes(shared: Sequence[SharedOut]) -> list[str]:
     """A sentence for each shared cost: what it is, how much, and by which key."""
     return [
-        f"shared cost {cost.cost.name!r} ({source_text(cost.cost)}): {money_text(cost.micro, cost.currency)} "
+        f"shared cost {cost.cost.name!r} ({source_text(cost.cost)}): {Money(cost.micro, cost.currency)} "
         f"by {key_text(cost.cost)}, per {cost.cost.level}"
         for cost in shared
     ]

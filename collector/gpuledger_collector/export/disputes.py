@@ -9,11 +9,11 @@ from typing import Any
 from gpuledger_collector.accounting.dispute_moves import Decided, Move
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.ledger import ExportedCharge
-from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
-from gpuledger_collector.export.cells import lines_text
+from gpuledger_collector.export.cells import lines_text, minor_amount
 from gpuledger_common.plurals import plural
 
 
@@ -24,12 +24,10 @@ def owner_text(owner: Mapping[str, str]) -> str:
 
 def amounts(cost: Mapping[str, int]) -> str:
     """Micro-units by currency in minor units, such as `24.00 USD`."""
-    return " + ".join(f"{_money(micro, currency)} {currency}" for currency, micro in cost.items()) or "nothing priced"
-
-
-def _money(micro: int, currency: str) -> str:
-    digits = minor_digits(currency)
-    return format_minor(to_minor_units([micro], digits)[0], digits)
+    return (
+        " + ".join(f"{Money(micro, currency).plain()} {currency}" for currency, micro in cost.items())
+        or "nothing priced"
+    )
 
 
 def days_text(dispute: Dispute) -> str:
@@ -40,14 +38,14 @@ def days_text(dispute: Dispute) -> str:
 def line_cells(line: ExportedCharge) -> dict[str, object]:
     """A line in a few cells."""
     charge = line.charge
-    cost = "" if charge.currency is None else f"{_money(charge.cost_micro or 0, charge.currency)} {charge.currency}"
+    cost = minor_amount(charge.cost_micro or 0, charge.currency)
     return {
         "from": format_instant(charge.start_ms),
         "to": format_instant(charge.end_ms),
         "workload": line.workload_key or "",
         "accelerator": line.accelerator_uuid or "",
         "gpu_hours": f"{hours_decimal([charge.gpu_ns])[0]:.6f}",
-        "cost": cost,
+        "cost": f"{cost} {charge.currency}" if cost else "",
         "correction": "correction" if line.booked_day_ms is not None else "",
     }
 
@@ -86,11 +84,10 @@ def _minor_costs(moves: Sequence[Move]) -> list[str]:
     """The costs of moves in minor units, rounded together by currency."""
     texts = ["no price"] * len(moves)
     for currency in {move.currency for move in moves if move.currency is not None}:
-        digits = minor_digits(currency)
         places = [at for at, move in enumerate(moves) if move.currency == currency]
-        units = to_minor_units([moves[at].cost_micro or 0 for at in places], digits)
-        for at, unit in zip(places, units, strict=True):
-            texts[at] = f"{format_minor(unit, digits)} {currency}"
+        parts = round_amounts([moves[at].cost_micro or 0 for at in places], currency)
+        for at, part in zip(places, parts, strict=True):
+            texts[at] = f"{part.plain()} {currency}"
     return texts
 
 
@@ -183,7 +180,7 @@ def _sentences(
 
 def _sealed_line(line: Mapping[str, Any]) -> str:
     micro, currency = line["cost_micro"], line["currency"]
-    cost = "no price" if currency is None else f"{_money(micro or 0, currency)} {currency} at {line['rate']}"
+    cost = "no price" if currency is None else f"{Money(micro or 0, currency).plain()} {currency} at {line['rate']}"
     span = f"{format_instant(line['start_ms'])} to {format_instant(line['end_ms'])}"
     where = line["accelerator"] or "counted usage"
     booked = "" if line["booked_day_ms"] is None else "  correction"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.postings import Posting
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.config.erp_template import Template
@@ -35,7 +35,7 @@ def write(postings: Sequence[Posting], month: PostedMonth, template: Template, f
         fields = _fields(posting, month, template)
         numbers = {
             "number": str(number),
-            "amount": format_minor(posting.minor, minor_digits(posting.currency)).replace(".", template.decimal),
+            "amount": Money.from_minor(posting.minor, posting.currency).plain().replace(".", template.decimal),
             "gpu_hours": f"{gpu_hours:.6f}".replace(".", template.decimal),
         }
         cells = (

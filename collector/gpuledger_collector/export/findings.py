@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuledger_collector.accounting.money import MICRO, format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import MICRO, Money, round_amounts
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.export.cells import hours_text, instant_text, minor_amount, names
 from gpuledger_collector.export.html import micro, minute
@@ -79,9 +79,8 @@ def idle_row(finding: Finding) -> dict[str, Any]:
 
 def anomaly_row(finding: Finding) -> dict[str, Any]:
     """Unusual spending as text, by column: the difference to the same hours before; `evidence` is no column of CSV."""
-    digits = minor_digits(finding["currency"])
-    evidence = finding["evidence"]
-    price, volume, mix = to_minor_units([evidence[f"{name}_micro"] for name in ("price", "volume", "mix")], digits)
+    currency, evidence = finding["currency"], finding["evidence"]
+    price, volume, mix = round_amounts([evidence[f"{name}_micro"] for name in ("price", "volume", "mix")], currency)
     driver = next(iter(evidence["drivers"]), None)
     return {
         "team": finding["subject"],
@@ -89,10 +88,10 @@ def anomaly_row(finding: Finding) -> dict[str, Any]:
         "to": format_instant(finding["until_ms"]),
         "state": "ended" if finding["resolved_ms"] is not None else "ongoing",
         "driver": finding["state"],
-        "more_than_before": format_minor(round(finding["cost_micro"] / (MICRO // 10**digits)), digits),
-        "by_price": format_minor(price, digits),
-        "by_volume": format_minor(volume, digits),
-        "by_mix": format_minor(mix, digits),
+        "more_than_before": Money(finding["cost_micro"], currency).plain(),
+        "by_price": price.plain(),
+        "by_volume": volume.plain(),
+        "by_mix": mix.plain(),
         "currency": finding["currency"],
         "days_before": str(evidence["days_before"]),
         "moved_most": "" if driver is None else str(driver["workload"]),

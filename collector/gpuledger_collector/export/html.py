@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from gpuledger_collector.accounting.budgets import money_text
-from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.export.site import address, job_path, owner_filter, pool_path, statement_path
@@ -107,17 +106,17 @@ def grouped(text: str) -> str:
 
 def minor(units: int | None, currency: str) -> str:
     """Minor units as an amount: `12,345.67`; None: not known."""
-    return UNKNOWN if units is None else grouped(format_minor(units, minor_digits(currency)))
+    return UNKNOWN if units is None else Money.from_minor(units, currency).grouped()
 
 
 def micro(amount: int | None, currency: str) -> str:
     """Micro-units as an amount in minor units, without the currency; None: not known."""
-    return UNKNOWN if amount is None else money_text(amount, currency).partition(" ")[2]
+    return UNKNOWN if amount is None else Money(amount, currency).grouped()
 
 
 def about(amount: int | None, currency: str) -> str:
     """An estimate: no minor units, so that nobody takes it for a charge."""
-    return UNKNOWN if amount is None else money_text(amount, currency, 0).partition(" ")[2]
+    return UNKNOWN if amount is None else Money(amount, currency).estimate()
 
 
 def amounts(micros: Mapping[str, int]) -> str:
@@ -150,8 +149,7 @@ def coded(text: str) -> Markup:
 
 def signed(amount: int, currency: str) -> str:
     """A change in micro-units, with its sign."""
-    text = micro(amount, currency)
-    return f"+{text}" if amount > 0 and text.strip("0.,") else text
+    return Money(amount, currency).signed()
 
 
 def hours(gpu_ns: int | None, digits: int = 1) -> str:

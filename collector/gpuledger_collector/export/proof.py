@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gpuledger_collector.accounting.identities import DECLARED, IDENTITIES, IMPORTED, SEALED_TABLES, TIMES, Mismatch
-from gpuledger_collector.accounting.money import format_exact, format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.reconciliation import Reconciliation
@@ -22,13 +22,10 @@ SHOWN_CLAIMS = 10
 
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
     """What was charged in one currency in minor units, and capacity x rate: they add up to it as printed."""
-    digits = minor_digits(currency)
     # The parts are rounded together and the capacity by itself: where the proof holds, both are the same number.
-    units = to_minor_units([sums.cost.get(currency, 0) for sums in sheet.charged.values()], digits)
-    whole = to_minor_units([sheet.capacity.cost.get(currency, 0)], digits)[0]
-    return {name: format_minor(unit, digits) for name, unit in zip(sheet.charged, units, strict=True)}, (
-        format_minor(whole, digits)
-    )
+    parts = round_amounts([sums.cost.get(currency, 0) for sums in sheet.charged.values()], currency)
+    whole = Money(sheet.capacity.cost.get(currency, 0), currency)
+    return {name: part.plain() for name, part in zip(sheet.charged, parts, strict=True)}, whole.plain()
 
 
 def as_json(sheet: Reconciliation) -> str:
@@ -236,5 +233,5 @@ def _place(mismatch: Mismatch) -> str:
 
 def _amounts(cost: Mapping[str, int]) -> str:
     """Amounts to the micro-unit: rounded alone, they could be a cent apart from a list that has them."""
-    texts = [f"{format_exact(micro, minor_digits(currency))} {currency}" for currency, micro in sorted(cost.items())]
+    texts = [f"{Money(micro, currency).exact()} {currency}" for currency, micro in sorted(cost.items())]
     return f", {', '.join(texts)}" if texts else ""

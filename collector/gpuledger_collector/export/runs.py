@@ -79,8 +79,8 @@ def unit_row(unit: UnitCost) -> list[str]:
         html.unit_price(unit.used_cost),
         str(unit.units),
         f"{unit.coverage:.4f}",
-        html.micro(unit.cost_micro, unit.currency).replace(",", ""),
-        html.micro(unit.charged_micro, unit.currency).replace(",", ""),
+        minor_amount(unit.cost_micro, unit.currency),
+        minor_amount(unit.charged_micro, unit.currency),
         str(unit.restarts),
     ]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.export.cells import names
+from gpuledger_collector.export.cells import minor_amount, names
 
 COLUMNS = names(
     """
@@ -24,10 +23,6 @@ def row(facts: Mapping[str, Any]) -> dict[str, object]:
     def at(name: str) -> str | None:
         return None if facts[name] is None else format_instant(facts[name])
 
-    money = None
-    if facts["waste_micro"] is not None:
-        digits = minor_digits(facts["currency"])
-        money = format_minor(to_minor_units([facts["waste_micro"]], digits)[0], digits)
     return {
         "decision": facts["decision_id"],
         "made_at": at("made_ms"),
@@ -36,6 +31,6 @@ def row(facts: Mapping[str, Any]) -> dict[str, object]:
         "until": at("until_ms"),
         "known_s": None if facts["known_ms"] is None else facts["known_ms"] // 1000,
         "came_gpu_s": facts["demand_gpu_s"],
-        "waste_cost": money,
+        "waste_cost": minor_amount(facts["waste_micro"], facts["currency"]) or None,
         **{name: facts[name] for name in COLUMNS if name in facts},
     }

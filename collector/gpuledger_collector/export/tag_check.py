@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export.cells import lines_text
 from gpuledger_collector.storage.ledger.rows import HeldUsage
@@ -74,16 +74,12 @@ def as_rows(check: TagCheck) -> Iterator[tuple[str, str, int, str, str, str]]:
         for name, usage in matched:
             hours = f"{hours_decimal([usage.gpu_ns])[0]:.6f}"
             for currency, micro in sorted(usage.cost.items()):
-                digits = minor_digits(currency)
-                cost = format_minor(to_minor_units([micro], digits)[0], digits)
-                yield what, name, len(usage.workloads), hours, cost, currency
+                yield what, name, len(usage.workloads), hours, Money(micro, currency).plain(), currency
             if not usage.cost:
                 yield what, name, len(usage.workloads), hours, "", ""
 
 
 def _amounts(matched: Matched) -> str:
     texts = [plural(len(matched.workloads), "workload"), f"{hours_decimal([matched.gpu_ns], 3)[0]:.3f} GPU-hours"]
-    for currency, micro in sorted(matched.cost.items()):
-        digits = minor_digits(currency)
-        texts.append(f"{format_minor(to_minor_units([micro], digits)[0], digits)} {currency}")
+    texts += [f"{Money(micro, currency).plain()} {currency}" for currency, micro in sorted(matched.cost.items())]
     return ", ".join(texts)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from gpuledger_collector.accounting.money import MICRO, format_minor, minor_digits
+from gpuledger_collector.accounting import money as amounts
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_common.escapes import escape_text
 
@@ -174,18 +174,17 @@ def money(minor: int | None, currency: str | None) -> Money | None:
     """An amount in minor units; None: unknown."""
     if minor is None or currency is None:
         return None
-    return Money(amount=format_minor(minor, minor_digits(currency)), currency=currency)
+    return Money(amount=amounts.Money.from_minor(minor, currency).plain(), currency=currency)
 
 
 def micro_money(micro: int | None, currency: str | None) -> Money | None:
     """An amount to the micro-unit; None: unknown."""
-    return None if micro is None or currency is None else Money(amount=exact(micro), currency=currency)
+    return None if micro is None or currency is None else Money(amount=amounts.decimal_text(micro), currency=currency)
 
 
-def exact(micro: int) -> str:
-    """Micro-units as decimal text with six places."""
-    sign, magnitude = ("-", -micro) if micro < 0 else ("", micro)
-    return f"{sign}{magnitude // MICRO}.{magnitude % MICRO:06d}"
+def rounded_money(micro: int | None, currency: str | None) -> Money | None:
+    """An amount in minor units, from micro-units; None: unknown."""
+    return None if micro is None or currency is None else money(amounts.Money(micro, currency).minor, currency)
 
 
 def quantity(value: Decimal | int | None, unit: str) -> Quantity | None:

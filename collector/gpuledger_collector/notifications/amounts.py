@@ -6,12 +6,12 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.money import decimal_text
 
 
 def exact(micro: int | None) -> str:
     """An amount in major units to the micro-unit, as a CSV cell; empty without one."""
-    return "" if micro is None else f"{'-' if micro < 0 else ''}{abs(micro) // MICRO}.{abs(micro) % MICRO:06d}"
+    return "" if micro is None else decimal_text(micro)
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -17,10 +17,9 @@ from gpuledger_collector.accounting.budgets import (
     Alert,
     Budget,
     Driver,
-    money_text,
     thresholds,
 )
-from gpuledger_collector.accounting.money import to_minor_units
+from gpuledger_collector.accounting.money import Money, to_minor_units
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.notifications.amounts import csv_text, exact
@@ -195,7 +194,7 @@ def _actions(news: News) -> list[tuple[str, str]]:
 
 
 def _idle_text(workload: IdleNow, currency: str) -> str:
-    cost, per_day = money_text(workload.cost_micro, currency), money_text(workload.per_day_micro, currency)
+    cost, per_day = Money(workload.cost_micro, currency), Money(workload.per_day_micro, currency)
     return f"{named(workload.label, 60)} holds {plural(workload.gpus, 'idle GPU')}: {cost} so far, {per_day} a day"
 
 

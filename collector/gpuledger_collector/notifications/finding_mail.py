@@ -10,8 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuledger_collector.accounting.budgets import money_text
-from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, Finding
 from gpuledger_collector.notifications.amounts import csv_text, exact
@@ -142,7 +141,7 @@ def _costs(workloads: Iterable[IdleWorkload]) -> tuple[str, str]:
 
 
 def _sum_text(sums: Mapping[str, int]) -> str:
-    return " and ".join(money_text(sums[currency], currency) for currency in sorted(sums))
+    return " and ".join(str(Money(sums[currency], currency)) for currency in sorted(sums))
 
 
 def _workload_block(section: Section, notice: IdleNotice, links: AckLinks | None) -> MailBlock:
@@ -259,7 +258,7 @@ def anomaly(notice: AnomalyNotice, links: AckLinks | None = None, pages: PageLin
     finding, evidence = notice.finding, notice.finding.evidence
     cost = finding.cost_micro or 0
     # A storm of short runs, or a dearer rate in a quiet week, may cost less than the hours before.
-    change = f"{money_text(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
+    change = f"{Money(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
     who = named(finding.subject, 80)
     if finding.state == STORM:  # the cost is that of the one job; the team as a whole may have spent less
         who = f"{named(str(evidence['workloads'][0]), 60)} of {who}"
@@ -296,15 +295,15 @@ def _anomaly_rows(finding: Finding) -> list[tuple[str, str]]:
     rows = [
         ("Since", instant(finding.since_ms)),
         ("Seen up to", instant(finding.until_ms)),
-        ("Change", money_text(finding.cost_micro or 0, currency)),
+        ("Change", str(Money(finding.cost_micro or 0, currency))),
     ]
     names = ("Price", "Volume", "Mix")
     parts = [int(finding.evidence.get(f"{name.lower()}_micro", 0)) for name in names]
     for name, amount in zip(names, _amounts(parts, currency), strict=True):
-        if amount != money_text(0, currency):
+        if amount != str(Money(0, currency)):
             rows.append((name, amount))
     if (finding.cost_micro or 0) >= 0:
-        rows.append(("Further day", money_text(finding.per_day_micro or 0, currency)))
+        rows.append(("Further day", str(Money(finding.per_day_micro or 0, currency))))
     rows.append(("Confidence", _confidence_text(finding)))
     return rows
 
@@ -417,7 +416,7 @@ def _compared(week: WeeklySummary, costs: Mapping[str, int]) -> str:
     if is_priced and len(costs) == 1 and set(before.costs) <= set(costs):
         ((currency, micro),) = costs.items()
         change = micro - before.costs.get(currency, 0)
-        amount = money_text(abs(change), currency)
+        amount = str(Money(abs(change), currency))
     else:
         change = gpu_ns - before.gpu_ns
         amount = f"{_hours(abs(change))} GPU-hours"
@@ -447,8 +446,7 @@ def _week_costs(wasted: Sequence[WastedUsage]) -> list[str]:
 
 def _amounts(micros: Sequence[int], currency: str) -> list[str]:
     """Parts of a total as people read them, rounded together so that they add up to the total shown."""
-    digits = minor_digits(currency)
-    return [money_text(unit * MICRO // 10**digits, currency) for unit in to_minor_units(micros, digits)]
+    return [str(part) for part in round_amounts(micros, currency)]
 
 
 def _week_row(usage: WastedUsage, cost: str) -> tuple[str, str]:

@@ -18,7 +18,6 @@ from gpuledger_collector.accounting.budgets import (
     ACTUAL,
     FIRING,
     FORECAST,
-    MICRO,
     PACE,
     Alert,
     Budget,
@@ -27,6 +26,7 @@ from gpuledger_collector.accounting.budgets import (
     drivers,
     top,
 )
+from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import (
     DAY_MS,
     HOUR_MS,

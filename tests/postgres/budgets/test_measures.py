@@ -11,7 +11,7 @@ import pytest
 
 from fakes.fleet import DAY, NOW_MS, OCTOBER, Held
 from gpuledger_collector import wiring
-from gpuledger_collector.accounting.budgets import MICRO
+from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.export.budgets import rows
 from gpuledger_collector.export.statement import budget_facts

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
-from gpuledger_collector.accounting.budgets import MICRO
+from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.export.budgets import rows
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail

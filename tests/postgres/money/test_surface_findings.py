@@ -13,7 +13,7 @@ from fakes.assistant import over
 from fakes.collector import running
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.surfaces import CENT, MICRO, Surfaces, table
-from gpuledger_collector.accounting.budgets import money_text
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications import finding_mail
@@ -183,5 +183,5 @@ def test_advice_to_a_smaller_gpu_is_the_difference_of_two_bills(small, fleet):
             assert [Decimal(row[f"{saving}_{name}"]) for name in names] == cents
             assert [Decimal(listed[kind][f"{saving}_{name}"]) for name in names] == cents
             assert [Decimal(told[kind][saving][name]["amount"]) for name in names] == cents
-    together = money_text(served["joint"]["USD"]["cash"][1], "USD")
+    together = str(Money(served["joint"]["USD"]["cash"][1], "USD"))
     assert f"counted once: {together} cash" in one_line(text)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.accounting.money import cost_micro, format_minor, minor_digits, rate_nano, to_minor_units
+from gpuledger_collector.accounting.money import cost_micro, minor_digits, rate_nano, to_minor_units
 from gpuledger_collector.accounting.quantity import (
     GPU_NS_PER_HOUR,
     gpu_ns,
@@ -99,18 +99,6 @@ def test_printed_hours_add_up(values):
     assert sum(shown) == Decimal(round_half_even_div(sum(values), GPU_NS_PER_HOUR // 10**6)).scaleb(-6)
     for hours, value in zip(shown, values, strict=True):
         assert abs(Fraction(hours) - Fraction(value, GPU_NS_PER_HOUR)) < Fraction(1, 10**6)
-
-
-def test_money_is_written_as_people_write_it():
-    """Two digits for dollars, none for yen, three for dinars."""
-    assert [format_minor(*pair) for pair in ((123456, 2), (5, 2), (-5, 2), (123, 0), (1234, 3))] == [
-        "1234.56",
-        "0.05",
-        "-0.05",
-        "123",
-        "1.234",
-    ]
-    assert (minor_digits("USD"), minor_digits("JPY"), minor_digits("BHD")) == (2, 0, 3)
 
 
 def test_a_rate_with_too_many_places_is_refused():

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gpuledger_collector.accounting.budgets import parse_amount
 from gpuledger_collector.accounting.chargeback import ReportRow, sum_known
+from gpuledger_collector.accounting.money import parse_amount
 from gpuledger_collector.accounting.usage import HELD, UNOBSERVED
 from gpuledger_collector.accounting.waste import WholeWaste
 from gpuledger_collector.mcp.answers import (

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS
-from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import MICRO, decimal_text
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.accounting.quantity import round_half_even_div
@@ -26,10 +26,9 @@ from gpuledger_collector.mcp.answers import (
     Quantity,
     Seal,
     cut,
-    exact,
     gpu_hours,
-    money,
     name,
+    rounded_money,
 )
 from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, instant
 from gpuledger_collector.mcp.tools import bills
@@ -276,16 +275,11 @@ def _idle_totals(ongoing: Sequence[Mapping[str, Any]]) -> list[IdleTotal]:
         own = [row for row in ongoing if row["currency"] == currency]
         known = [row["per_day_micro"] for row in own if row["per_day_micro"] is not None]
         totals.append(
-            IdleTotal(currency=currency, count=len(own), cost_per_day=_about(sum(known) if known else None, currency))
+            IdleTotal(
+                currency=currency, count=len(own), cost_per_day=rounded_money(sum(known) if known else None, currency)
+            )
         )
     return totals
-
-
-def _about(micro: int | None, currency: str | None) -> Money | None:
-    """Micro-units in minor units."""
-    if micro is None or currency is None:
-        return None
-    return money(to_minor_units([micro], minor_digits(currency))[0], currency)
 
 
 def _idle_row(row: Mapping[str, Any]) -> IdleRow:
@@ -302,8 +296,8 @@ def _idle_row(row: Mapping[str, Any]) -> IdleRow:
         since=instant(row["since_ms"]),
         until=instant(row["resolved_ms"]),
         confidence=f"{row['confidence']:.2f}",
-        cost=_about(row["cost_micro"], row["currency"]),
-        cost_per_day=_about(row["per_day_micro"], row["currency"]) if ongoing else None,
+        cost=rounded_money(row["cost_micro"], row["currency"]),
+        cost_per_day=rounded_money(row["per_day_micro"], row["currency"]) if ongoing else None,
         advice=ADVICE.get(row["state"], "End its job, or ask its user.") if ongoing else "",
     )
 
@@ -345,7 +339,10 @@ def get_rightsizing(ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = "") -
 def _advice_row(row: Mapping[str, Any]) -> AdviceRow:
     def saving(kind: str) -> SavingRange:
         return SavingRange(
-            **{part: _about(row[f"{kind}_{part}_micro"], row["currency"]) for part in ("low", "expected", "high")}
+            **{
+                part: rounded_money(row[f"{kind}_{part}_micro"], row["currency"])
+                for part in ("low", "expected", "high")
+            }
         )
 
     return AdviceRow(
@@ -402,14 +399,14 @@ def get_device_usage(
 
 def _hours(ms: int) -> Quantity:
     """Milliseconds as hours of the accelerator, whatever its share of a board."""
-    return Quantity(value=exact(round_half_even_div(ms * 10, 36)), unit="h")
+    return Quantity(value=decimal_text(round_half_even_div(ms * 10, 36)), unit="h")
 
 
 def _device_row(row: Activity) -> DeviceRow:
     energy = (
         None
         if row.energy_mj is None
-        else Quantity(value=exact(round_half_even_div(row.energy_mj * MICRO, MJ_PER_KWH)), unit="kWh")
+        else Quantity(value=decimal_text(round_half_even_div(row.energy_mj * MICRO, MJ_PER_KWH)), unit="kWh")
     )
     return DeviceRow(
         accelerator=name(row.uuid),

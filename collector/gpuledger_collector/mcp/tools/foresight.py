@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from gpuledger_collector.accounting.budgets import GPU_HOURS
+from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.period import Period as Days
@@ -17,7 +18,7 @@ from gpuledger_collector.export.site import DEMAND
 from gpuledger_collector.insight.forecast import Forecast
 from gpuledger_collector.insight.series import Floats
 from gpuledger_collector.mcp import periods
-from gpuledger_collector.mcp.answers import Answer, Model, Money, Quantity, Span, exact, micro_money, name, quantity
+from gpuledger_collector.mcp.answers import Answer, Model, Money, Quantity, Span, micro_money, name, quantity
 from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot, instant
 from gpuledger_collector.mcp.tools.fleet import ESTIMATED, CountTotal
 from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
@@ -103,8 +104,8 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
 
     def amount(micro: int) -> Money | Quantity:
         if budget.measure == GPU_HOURS:
-            return Quantity(value=exact(micro), unit="GPU-hour")
-        return Money(amount=exact(micro), currency=budget.currency)
+            return Quantity(value=decimal_text(micro), unit="GPU-hour")
+        return Money(amount=decimal_text(micro), currency=budget.currency)
 
     return BudgetRow(
         budget=name(budget.name),
