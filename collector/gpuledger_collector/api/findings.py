@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import asdict
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from gpuledger_collector.accounting.period import DAY_MS, format_instant
-from gpuledger_collector.api.auth.principal import Principal, visible
+from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
+from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import REFUSALS, After, Limit, ReadContext, ReadRoute, paginate, require_reader
-from gpuledger_collector.storage.access.row_level_security import as_viewer
-from gpuledger_collector.storage.findings.findings import named, progress
+from gpuledger_collector.export.findings import ANOMALIES, IDLE
+from gpuledger_collector.export.report import Report
+from gpuledger_collector.insight.findings import NamedFinding
+from gpuledger_collector.services.findings import Kind, list_findings
 
 Days = Annotated[int, Query(ge=1, le=400, description="How many days back from now.")]
 OpenOnly = Annotated[bool, Query(description="Only ongoing ones.")]
+REPORTS: dict[Kind, Report[NamedFinding]] = {"idle": IDLE, "anomaly": ANOMALIES}
 INSTANTS = ("since_ms", "opened_ms", "until_ms", "resolved_ms")
 FIELDS = (
     "key",
@@ -47,7 +51,7 @@ def router(context: ReadContext) -> APIRouter:
         principal: Principal = reader,
     ) -> dict[str, Any]:
         """Idle accelerators: state, owner, since when, confidence, cost so far and per day, by key."""
-        return list_findings(context, "idle", days, open_only, limit, after, principal)
+        return page_of_findings(context, "idle", days, open_only, limit, after, principal)
 
     @routes.get("/anomalies")
     def anomalies(
@@ -61,14 +65,14 @@ def router(context: ReadContext) -> APIRouter:
 
         Amounts are of GPU-time at the rates of the price book, without node costs, commitments and adjustments.
         """
-        return list_findings(context, "anomaly", days, open_only, limit, after, principal)
+        return page_of_findings(context, "anomaly", days, open_only, limit, after, principal)
 
     return routes
 
 
-def list_findings(
+def page_of_findings(
     context: ReadContext,
-    kind: Literal["idle", "anomaly"],
+    kind: Kind,
     days: int,
     open_only: bool,
     limit: int,
@@ -78,19 +82,21 @@ def list_findings(
     """One page of findings, and up to when the job has looked (None: it never ran)."""
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
-        with as_viewer(connection, principal.owner):
-            rows = visible(named(connection, kind, now_ms - days * DAY_MS, now_ms + 1), principal)
-        looked_ms = progress(connection, kind)
-    items = [finding_json(row) for row in rows if not open_only or row["resolved_ms"] is None]
-    ordered = sorted((item for item in items if item["key"] > after), key=lambda item: item["key"])
-    looked_until = None if looked_ms is None else format_instant(looked_ms)
-    return {**paginate(ordered, limit, "key"), "looked_until": looked_until}
+        found = list_findings(connection, kind, Period(now_ms - days * DAY_MS, now_ms + 1), principal)
+    shown = (found.ongoing if open_only else found).by_key()
+    items = [finding_json(item, REPORTS[kind]) for item in shown.items if item.key > after]
+    looked_until = None if found.looked_ms is None else format_instant(found.looked_ms)
+    return {**paginate(items, limit, "key"), "looked_until": looked_until}
 
 
-def finding_json(row: dict[str, Any]) -> dict[str, Any]:
-    """A finding: instants in RFC 3339, integers for money, waste as one sum."""
-    instants = {name.removesuffix("_ms"): None if row[name] is None else format_instant(row[name]) for name in INSTANTS}
-    evidence = dict(row["evidence"])
+def finding_json(finding: NamedFinding, report: Report[NamedFinding]) -> dict[str, Any]:
+    """A finding by the columns of its report, and by the names that it had before: those win where both have one."""
+    fields = asdict(finding)
+    instants = {
+        name.removesuffix("_ms"): None if fields[name] is None else format_instant(fields[name]) for name in INSTANTS
+    }
+    evidence = dict(finding.evidence)
     if (wasted := evidence.pop("wasted_gpu_ns", None)) is not None:
         evidence["wasted_gpu_ns"] = sum(wasted.values())
-    return {**{name: row[name] for name in FIELDS}, **instants, "evidence": evidence}
+    named = {**{name: fields[name] for name in FIELDS}, **instants, "evidence": evidence}
+    return {**named, **{name: value for name, value in report.exact(finding).items() if name not in named}}

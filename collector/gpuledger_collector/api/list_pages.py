@@ -14,7 +14,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
-from gpuledger_collector.api.auth.principal import Denied, visible
+from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
     NoPage,
@@ -24,19 +24,9 @@ from gpuledger_collector.api.page_routes import (
     page,
     require_view,
 )
+from gpuledger_collector.export import findings as reports
 from gpuledger_collector.export import html
 from gpuledger_collector.export.cells import csv_of
-from gpuledger_collector.export.findings import (
-    ANOMALY_COLUMNS,
-    ANOMALY_NUMBERS,
-    IDLE_COLUMNS,
-    IDLE_NUMBERS,
-    anomaly_facts,
-    anomaly_row,
-    counted,
-    idle_facts,
-    idle_row,
-)
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
     LIST_COLUMNS,
@@ -47,10 +37,10 @@ from gpuledger_collector.export.runs import (
     receipt_csv,
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
+from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.services.run_report import chief_unit_costs, report_run
 from gpuledger_collector.storage.access.row_level_security import as_viewer
-from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.findings.recommendations import workloads_called
 from gpuledger_collector.storage.ledger import overview, runs, zones
 from gpuledger_collector.storage.locks import Connection
@@ -99,38 +89,36 @@ def idle_page(context: ReadContext, view: View) -> Response:
     with context.database.transaction(read_only=True) as connection:
         # Ends are not included: one millisecond is what is ongoing at this instant.
         span = view.period(zones.calendar(connection), Period(now_ms, now_ms + 1))
-        with as_viewer(connection, view.reader.owner):
-            rows = visible(findings.named(connection, "idle", span.start_ms, span.end_ms), view.scope)
-        rows = [row for row in rows if not is_now or row["resolved_ms"] is None]
+        found = list_findings(connection, "idle", span, view.reader, view.scope)
+        found = found.ongoing if is_now else found
         if view.wants_csv:
-            return csv_file(csv_of(IDLE_COLUMNS, map(idle_row, rows), IDLE_NUMBERS), "idle", view.filters.period)
+            return csv_file(reports.IDLE.csv_rows(found.items), "idle", view.filters.period)
         # Beyond the rights of a viewer, and shown for what it sees alone.
         workloads = {workload.workload_id: workload for workload in idle_workloads(connection, now_ms)}
-        looked_ms = findings.progress(connection, "idle")
         fleet = overview.fleet(connection, now_ms - SILENT_MS)
         site = view.site(connection, IDLE, now_ms, default_period="now", has_csv=True)
-    ongoing = [row for row in rows if row["resolved_ms"] is None]
     shown = []
-    for row in rows[:SHOWN]:
-        workload = workloads.get(row["workload_id"]) if row["resolved_ms"] is None else None
+    for item in found.items[:SHOWN]:
+        workload = workloads.get(item.workload_id or 0) if item.is_ongoing else None
         command = "" if workload is None else reclaim_command(workload)
-        shown.append(idle_facts(row, now_ms, command, workload is not None and not workload.is_entirely_idle))
+        is_partly_busy = workload is not None and not workload.is_entirely_idle
+        shown.append(reports.idle_facts(item, now_ms, command, is_partly_busy))
     text = html.render(
         "idle.html",
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
         is_now=is_now,
-        is_known=looked_ms is not None and (bool(rows) or not is_now or fleet.reports),
+        is_known=found.looked_ms is not None and (bool(found.items) or not is_now or fleet.reports),
         silent=_silent_text(fleet, view.owner is None) if is_now else "",
-        looked=None if looked_ms is None else format_instant(looked_ms - looked_ms % 1000),
+        looked=None if found.looked_ms is None else format_instant(found.looked_ms - found.looked_ms % 1000),
         rows=shown,
-        left_out=len(rows) - len(shown),
-        count=len(rows),
-        counted=counted(rows) if is_now else plural(len(rows), "finding"),
-        ongoing=len(ongoing),
-        so_far=_sum(rows, "cost_micro"),
-        per_day=_sum(ongoing, "per_day_micro"),
-        unpriced=sum(row["currency"] is None for row in rows),
+        left_out=len(found.items) - len(shown),
+        count=len(found.items),
+        counted=reports.counted(found.items) if is_now else plural(len(found.items), "finding"),
+        ongoing=len(found.ongoing.items),
+        so_far=found.costs,
+        per_day=found.per_day,
+        unpriced=found.unpriced,
     )
     return page(text, site=site)
 
@@ -143,36 +131,24 @@ def _silent_text(fleet: overview.Fleet, shows_fleet: bool) -> str:
     return f"{whose} nodes are silent: what is idle on them now is not known."
 
 
-def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
-    """Micro-units by currency; what has no price is in none."""
-    sums: Counter[str] = Counter()
-    for row in rows:
-        if row["currency"] is not None and row[name] is not None:
-            sums[row["currency"]] += row[name]
-    return dict(sums)
-
-
 def anomalies_page(context: ReadContext, view: View) -> Response:
     """Unusual spending, each episode with its cause and the jobs that moved it."""
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
         span = view.period(zones.calendar(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1))
-        with as_viewer(connection, view.reader.owner):
-            rows = visible(findings.named(connection, "anomaly", span.start_ms, span.end_ms), view.scope)
-        looked_ms = findings.progress(connection, "anomaly")
+        found = list_findings(connection, "anomaly", span, view.reader, view.scope)
         site = view.site(connection, ANOMALIES, now_ms, default_period=f"last {ANOMALY_DAYS} days", has_csv=True)
     if view.wants_csv:
-        listed = csv_of(ANOMALY_COLUMNS, map(anomaly_row, rows), ANOMALY_NUMBERS)
-        return csv_file(listed, "anomalies", view.filters.period)
+        return csv_file(reports.ANOMALIES.csv_rows(found.items), "anomalies", view.filters.period)
     text = html.render(
         "anomalies.html",
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
-        looked=None if looked_ms is None else format_instant(looked_ms - looked_ms % 1000),
-        rows=[anomaly_facts(row) for row in rows[:SHOWN]],
-        left_out=max(len(rows) - SHOWN, 0),
-        count=len(rows),
-        ongoing=sum(row["resolved_ms"] is None for row in rows),
+        looked=None if found.looked_ms is None else format_instant(found.looked_ms - found.looked_ms % 1000),
+        rows=[reports.anomaly_facts(item) for item in found.items[:SHOWN]],
+        left_out=max(len(found.items) - SHOWN, 0),
+        count=len(found.items),
+        ongoing=len(found.ongoing.items),
     )
     return page(text, site=site)
 

@@ -5,7 +5,6 @@ The numbers are those of the commands.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, Repo
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
 from gpuledger_collector.accounting.waste import whole_waste
-from gpuledger_collector.api.auth.principal import Denied, Principal, visible
+from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
     ANOTHER_OWNER,
@@ -44,13 +43,13 @@ from gpuledger_collector.services.chargeback import (
     read_owner_chargeback,
 )
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
+from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.nodes import INVENTORY, UNINSTALLED
 from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing import statements as stored
-from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import month_proofs, overview, reports, zones
 from gpuledger_collector.storage.ledger.health import first_heard
 from gpuledger_collector.storage.locks import Connection
@@ -283,38 +282,27 @@ def _current_facts(connection: Connection, now_ms: int, view: View, *, reports: 
     `reports`: whether a node does; `is_open`: whether any agent may, without a token.
     """
     scope = view.scope
+    idle = list_findings(connection, "idle", Period(now_ms - DAY_MS, now_ms + 1), view.reader, scope)
+    month = Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1)
+    anomalies = list_findings(connection, "anomaly", month, view.reader, scope)
     with as_viewer(connection, view.reader.owner):
-        idle = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), scope)
-        anomalies = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), scope)
         budgets = [status for status in standings(connection, now_ms) if scope.sees(status.budget.owner)]
     nodes = overview.nodes(connection) if view.owner is None else []
     heard = first_heard(connection, now_ms - DAY_MS) if view.owner is None and is_open else []
-    looked_ms = findings.progress(connection, "idle")
-    ongoing = sorted(
-        (finding for finding in idle if finding["resolved_ms"] is None),
-        key=lambda finding: -(finding["per_day_micro"] or 0),
-    )
+    ongoing = idle.ongoing.dearest_first()
+    is_known = idle.looked_ms is not None and reports
     return {
-        "idle": [forms.finding_facts(finding) for finding in ongoing[:SHOWN]],
-        "idle_count": counted(ongoing) if ongoing or (looked_ms is not None and reports) else None,
-        "idle_left_out": len(ongoing) - SHOWN,
-        "idle_per_day": _cost_per_day(ongoing),
-        "anomalies": [forms.finding_facts(finding) for finding in anomalies[:SHOWN]],
+        "idle": [forms.finding_facts(item) for item in ongoing.items[:SHOWN]],
+        "idle_count": counted(ongoing.items) if ongoing.items or is_known else None,
+        "idle_left_out": len(ongoing.items) - SHOWN,
+        "idle_per_day": ongoing.per_day,
+        "anomalies": [forms.finding_facts(item) for item in anomalies.items[:SHOWN]],
         "anomaly_days": ANOMALY_DAYS,
         "budgets": [forms.budget_facts(status) for status in budgets],
         "nodes": [_node_facts(node, now_ms) for node in nodes],
         "first_heard": new_nodes.sentence(heard) if heard else "",
         "first_heard_cure": new_nodes.CURE,
     }
-
-
-def _cost_per_day(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """Cost per day of ongoing idle time, by currency, in micro-units."""
-    sums: Counter[str] = Counter()
-    for row in rows:
-        if row["currency"] is not None and row["per_day_micro"] is not None:
-            sums[row["currency"]] += row["per_day_micro"]
-    return sorted(sums.items())
 
 
 def _spend(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.api.auth.principal import Principal, visible
+from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import (
     REFUSALS,
     After,
@@ -64,7 +64,11 @@ def router(context: ReadContext) -> APIRouter:
             raise ValueError(f"state: {unknown[0]!r} is not one of {', '.join(STATES)}")
         with context.database.transaction(read_only=True) as connection:
             with as_viewer(connection, principal.owner):
-                rows = visible(listed(connection, list(states)), principal)
+                rows = [
+                    row
+                    for row in listed(connection, list(states))
+                    if principal.sees(row["owner"] or {}, row["team"] or "")
+                ]
             run = last_run(connection)
         items = sorted((_as_json(row) for row in rows if row["key"] > after), key=lambda item: str(item["key"]))
         looked_until = None if run is None else format_instant(run["made_ms"])

@@ -9,17 +9,16 @@ import numpy as np
 from typer import Option
 
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import to_minute
 from gpuledger_collector.cli.common import end_with, new_app, time_range
-from gpuledger_collector.cli.output import Column, Row, emit, hidden, number
+from gpuledger_collector.cli.output import Column, Row, emit, emit_report, number
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
-from gpuledger_collector.export.findings import anomaly_row
+from gpuledger_collector.export.findings import ANOMALIES
 from gpuledger_collector.insight.anomalies import Detection, detect, group_episodes
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
+from gpuledger_collector.services.findings import WholeFleet, list_findings
 from gpuledger_collector.services.hourly_usage import fold_usage
-from gpuledger_collector.storage.findings.findings import named
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -34,24 +33,6 @@ SERIES_EPISODES = (
     Column("to"),
     number("excess", "above expected"),
     number("score", "highest score"),
-)
-COLUMNS = (
-    Column("team"),
-    Column("from", show=to_minute),
-    Column("to", show=to_minute),
-    Column("state"),
-    Column("driver"),
-    number("more_than_before"),
-    number("by_price", is_optional=True),
-    number("by_volume", is_optional=True),
-    number("by_mix", is_optional=True),
-    hidden("currency"),
-    hidden("days_before"),
-    hidden("moved_most"),
-    hidden("rates"),
-    hidden("cause"),
-    Column("sentence", "what it is"),
-    hidden("workloads"),
 )
 
 
@@ -90,13 +71,11 @@ def anomalies(
         find_anomalies(session.database, session.now_ms)
         span = asked.resolve(session.calendar, session.now_ms)
         with session.database.transaction() as connection:
-            findings = named(connection, "anomaly", span.start_ms, span.end_ms)
-    note = (
-        f"{plural(len(findings), 'episode')}; amounts are the exact difference to the same hours a week (or days) ago, "
-        f"{AT_LISTED_RATES}"
-    )
-    emit(form, COLUMNS, [anomaly_row(finding) for finding in findings], [note])
-    end_with(any(finding["resolved_ms"] is None for finding in findings), exit_code)
+            found = list_findings(connection, "anomaly", span, WholeFleet())
+    count = plural(len(found.items), "episode")
+    note = f"{count}; amounts are the exact difference to the same hours a week (or days) ago, {AT_LISTED_RATES}"
+    emit_report(form, ANOMALIES, found.items, [note])
+    end_with(bool(found.ongoing.items), exit_code)
 
 
 def print_series(file: SeriesFile, form: options.Format) -> None:

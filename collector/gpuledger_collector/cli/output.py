@@ -15,8 +15,10 @@ from typing import Any
 from rich.cells import cell_len
 
 from gpuledger_collector.cli import options
+from gpuledger_collector.cli.amounts import to_minute
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.cells import json_text
+from gpuledger_collector.export.report import Item, Kind, Report
 from gpuledger_common.escapes import escape_text, neutral
 
 Row = Mapping[str, Any]
@@ -45,6 +47,7 @@ class Column:
     """Left out of a table that is wider than the terminal; the last one first."""
     in_table: bool = True
     show: Callable[[Any], str] = plain
+    in_csv: bool = True
 
 
 number = partial(Column, is_number=True)
@@ -74,6 +77,33 @@ def emit(
             say(line)
 
 
+def columns_of(report: Report[Any]) -> tuple[Column, ...]:
+    """The columns of a report as a table shows them: instants to the minute."""
+    return tuple(
+        Column(
+            column.name,
+            column.heading,
+            column.is_number,
+            column.is_optional,
+            column.in_table,
+            to_minute if column.kind is Kind.INSTANT else plain,
+            column.in_csv,
+        )
+        for column in report.columns
+    )
+
+
+def emit_report(
+    form: options.Format,
+    report: Report[Item],
+    items: Iterable[Item],
+    footer: Iterable[str] = (),
+    totals: Sequence[Row] = (),
+) -> None:
+    """Print a list by what its report says of its columns."""
+    emit(form, columns_of(report), [report.texts(item) for item in items], footer, totals)
+
+
 def print_json(content: object) -> None:
     """Print an indented JSON document; invisible characters are escapes in it."""
     print(json_text(content))
@@ -83,6 +113,7 @@ def csv_text(columns: Sequence[Column], rows: Iterable[Row]) -> str:
     """Rows as CSV: LF, unknown values empty, texts neutralized against spreadsheet formulas."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    columns = [column for column in columns if column.in_csv]
     writer.writerow(column.name for column in columns)
     for row in rows:
         values = [(column, row.get(column.name)) for column in columns]

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
-from gpuledger_collector.accounting.money import MICRO, Money, round_amounts
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
-from gpuledger_collector.export.cells import hours_text, instant_text, minor_amount, names
+from gpuledger_collector.accounting.money import Money, round_amounts
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.export.cells import names
 from gpuledger_collector.export.html import micro, minute
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import anchor
+from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.storage.notifications.finding_rules import RECLAIMABLE_STATES
 from gpuledger_common.plurals import plural
 
-Finding = Mapping[str, Any]
-"""A finding with its names, as storage reads it."""
-IDLE_COLUMNS = names(
-    "node gpu accelerator model state team workload user since until hours confidence cost per_day currency"
-)
-ANOMALY_COLUMNS = names(
-    """
-    team from to state driver more_than_before by_price by_volume by_mix currency days_before moved_most rates cause
-    sentence workloads
-    """
-)
-IDLE_NUMBERS = frozenset(("gpu", "hours", "confidence", "cost", "per_day"))
-ANOMALY_NUMBERS = frozenset(("more_than_before", "by_price", "by_volume", "by_mix"))
 STATES = {
     "unallocated": "free",
     "zombie": "not released",
@@ -48,59 +38,83 @@ ADVICE = {
     "faulty": "Take it out of service: gpuledger remediation list",
 }
 """What to do about an accelerator that no command gives back."""
+END_IT = "End its job, or ask its user."
+TENTH = Decimal("0.1")
 SHOWN_UUID = 12
 """Characters of a UUID that tell one GPU from another to people."""
 PRICE_CAUSES = {"price": "a rate changed", "usage": "more use", "both": "more use and a rate that changed"}
 
 
-def idle_row(finding: Finding) -> dict[str, Any]:
-    """An idle accelerator as text, by column; `key` is no column of CSV."""
-    currency = finding["currency"]
-    ongoing = finding["resolved_ms"] is None
-    return {
-        "key": finding["key"],
-        "node": finding["evidence"].get("node", ""),
-        "gpu": "" if finding["gpu_index"] is None else str(finding["gpu_index"]),
-        "accelerator": finding["subject"],
-        "model": finding["model"] or "",
-        "state": finding["state"],
-        "team": finding["team"],
-        "workload": finding["workload_name"] or finding["workload"] or "",
-        "user": finding["user_name"] or "",
-        "since": instant_text(finding["since_ms"]),
-        "until": instant_text(finding["resolved_ms"]),
-        "hours": hours_text(finding["until_ms"] - finding["since_ms"], 1),
-        "confidence": f"{finding['confidence']:.2f}",
-        "cost": minor_amount(finding["cost_micro"], currency),
-        "per_day": minor_amount(finding["per_day_micro"], currency) if ongoing else "",
-        "currency": currency or "",
-    }
+def _hours(ms: int) -> Decimal:
+    return (Decimal(ms) / HOUR_MS).quantize(TENTH)
 
 
-def anomaly_row(finding: Finding) -> dict[str, Any]:
-    """Unusual spending as text, by column: the difference to the same hours before; `evidence` is no column of CSV."""
-    currency, evidence = finding["currency"], finding["evidence"]
-    price, volume, mix = round_amounts([evidence[f"{name}_micro"] for name in ("price", "volume", "mix")], currency)
-    driver = next(iter(evidence["drivers"]), None)
-    return {
-        "team": finding["subject"],
-        "from": format_instant(finding["since_ms"]),
-        "to": format_instant(finding["until_ms"]),
-        "state": "ended" if finding["resolved_ms"] is not None else "ongoing",
-        "driver": finding["state"],
-        "more_than_before": Money(finding["cost_micro"], currency).plain(),
-        "by_price": price.plain(),
-        "by_volume": volume.plain(),
-        "by_mix": mix.plain(),
-        "currency": finding["currency"],
-        "days_before": str(evidence["days_before"]),
-        "moved_most": "" if driver is None else str(driver["workload"]),
-        "rates": "; ".join(f"{rate['model']} {rate['before']} -> {rate['now']}" for rate in evidence["rates"]),
-        "cause": evidence.get("cause", ""),
-        "sentence": evidence.get("sentence", ""),
-        "workloads": "; ".join(evidence.get("workloads", [])),
-        "evidence": evidence,
-    }
+def advice(finding: NamedFinding) -> str:
+    """What to do about an idle accelerator that no command gives back; empty for one that is idle no more."""
+    return ADVICE.get(finding.state, END_IT) if finding.is_ongoing else ""
+
+
+IDLE = Report[NamedFinding](
+    "idle",
+    (
+        Column("node", lambda item: item.node),
+        Column("gpu", lambda item: item.gpu_index, Kind.COUNT),
+        Column("accelerator", lambda item: item.subject, about="UUID.", in_table=False),
+        Column("model", lambda item: item.model, in_table=False),
+        Column("state", lambda item: item.state),
+        Column("team", lambda item: item.team),
+        Column("workload", lambda item: item.job, is_optional=True),
+        Column("user", lambda item: item.user_name, is_optional=True),
+        Column("since", lambda item: item.since_ms, Kind.INSTANT, is_optional=True),
+        Column("until", lambda item: item.resolved_ms, Kind.INSTANT, about="null: ongoing.", in_table=False),
+        Column("hours", lambda item: _hours(item.until_ms - item.since_ms), Kind.DECIMAL),
+        Column("confidence", lambda item: f"{item.confidence:.2f}", Kind.DECIMAL, about="0 to 1.", is_optional=True),
+        Column("cost", lambda item: item.cost, Kind.MONEY, about="So far."),
+        Column("per_day", lambda item: item.per_day, Kind.MONEY, about="Of each further day."),
+        Column("currency", lambda item: item.currency, in_table=False, in_answers=False),
+        Column("key", lambda item: item.key, in_table=False, in_csv=False, in_answers=False),
+        Column("advice", advice, about="What to do about it.", in_table=False, in_csv=False),
+    ),
+)
+
+
+def _parts(finding: NamedFinding) -> dict[str, Money]:
+    """The difference by price, volume and mix: rounded together, they add up."""
+    names = ("price", "volume", "mix")
+    micros = [finding.evidence[f"{name}_micro"] for name in names]
+    return dict(zip(names, round_amounts(micros, finding.currency or ""), strict=True))
+
+
+def _moved_most(finding: NamedFinding) -> str | None:
+    return next((str(driver["workload"]) for driver in finding.evidence["drivers"]), None)
+
+
+def _rates(finding: NamedFinding) -> list[str]:
+    return [f"{rate['model']} {rate['before']} -> {rate['now']}" for rate in finding.evidence["rates"]]
+
+
+ANOMALIES = Report[NamedFinding](
+    "anomalies",
+    (
+        Column("team", lambda item: item.subject),
+        Column("from", lambda item: item.since_ms, Kind.INSTANT),
+        Column("to", lambda item: item.until_ms, Kind.INSTANT),
+        Column("state", lambda item: "ongoing" if item.is_ongoing else "ended"),
+        Column("driver", lambda item: item.state),
+        Column("more_than_before", lambda item: item.cost, Kind.MONEY, about="Than in the same hours before."),
+        Column("by_price", lambda item: _parts(item)["price"], Kind.MONEY, is_optional=True),
+        Column("by_volume", lambda item: _parts(item)["volume"], Kind.MONEY, is_optional=True),
+        Column("by_mix", lambda item: _parts(item)["mix"], Kind.MONEY, is_optional=True),
+        Column("currency", lambda item: item.currency, in_table=False),
+        Column("days_before", lambda item: item.evidence["days_before"], Kind.COUNT, in_table=False),
+        Column("moved_most", _moved_most, in_table=False),
+        Column("rates", _rates, Kind.LIST, in_table=False),
+        Column("cause", lambda item: item.evidence.get("cause"), in_table=False),
+        Column("sentence", lambda item: item.evidence.get("sentence"), heading="what it is"),
+        Column("workloads", lambda item: item.evidence.get("workloads", []), Kind.LIST, in_table=False),
+        Column("evidence", lambda item: item.evidence, Kind.FACTS, in_table=False, in_csv=False, in_answers=False),
+    ),
+)
 
 
 def lasting(ms: int) -> str:
@@ -111,64 +125,68 @@ def lasting(ms: int) -> str:
     return "less than a minute"
 
 
-def idle_facts(finding: Finding, now_ms: int, command: str, is_partly_busy: bool) -> dict[str, Any]:
+ON_CARD = names(
+    "node gpu accelerator model state team workload user since until hours confidence cost per_day currency"
+)
+"""Columns that a page has a place of its own for."""
+
+
+def idle_facts(finding: NamedFinding, now_ms: int, command: str, is_partly_busy: bool) -> dict[str, Any]:
     """An idle accelerator as a page shows it. `command` gives it back; '': none does."""
-    currency, ongoing = finding["currency"], finding["resolved_ms"] is None
-    state = str(finding["state"])
-    advice = ADVICE.get(state, "")
-    if not ongoing:
-        command, advice = "", f"Ended {minute(finding['resolved_ms'])}"
-    elif state not in RECLAIMABLE_STATES:
+    advised = ADVICE.get(finding.state, "")
+    if finding.resolved_ms is not None:
+        command, advised = "", f"Ended {minute(finding.resolved_ms)}"
+    elif finding.state not in RECLAIMABLE_STATES:
         command = ""
     elif is_partly_busy:
-        advice = "The other GPUs of its job are busy: ask for fewer next time."
+        advised = "The other GPUs of its job are busy: ask for fewer next time."
     elif not command:
-        advice = "End its job, or ask its user."
-    per_day = finding["per_day_micro"]
+        advised = END_IT
+    per_day, currency = finding.per_day_micro, finding.currency
     return {
-        "node": finding["evidence"].get("node", "") or "no node",
-        "gpu": "" if finding["gpu_index"] is None else str(finding["gpu_index"]),
-        "uuid": str(finding["subject"])[:SHOWN_UUID],
-        "model": finding["model"] or "",
-        "is_slice": finding["gpu_micro"] is not None and finding["gpu_micro"] < MICRO,
-        "state": STATES.get(state, state.replace("_", " ")),
-        "open": ongoing,
-        "team": finding["team"],
-        "job": finding["workload_name"] or finding["workload"] or "",
-        "job_key": finding["workload_key"],
-        "user": finding["user_name"] or "",
-        "since": minute(finding["since_ms"]),
-        "lasting": lasting((now_ms if ongoing else finding["until_ms"]) - finding["since_ms"]),
-        "confidence": f"{round(100 * finding['confidence'])} %",
+        "node": finding.node or "no node",
+        "gpu": "" if finding.gpu_index is None else str(finding.gpu_index),
+        "uuid": finding.subject[:SHOWN_UUID],
+        "model": finding.model or "",
+        "is_slice": finding.is_slice,
+        "state": STATES.get(finding.state, finding.state.replace("_", " ")),
+        "open": finding.is_ongoing,
+        "team": finding.team,
+        "job": finding.job,
+        "job_key": finding.workload_key,
+        "user": finding.user_name or "",
+        "since": minute(finding.since_ms),
+        "lasting": lasting((now_ms if finding.is_ongoing else finding.until_ms) - finding.since_ms),
+        "confidence": f"{round(100 * finding.confidence)} %",
         "currency": currency or "",
-        "cost": None if currency is None else micro(finding["cost_micro"], currency),
+        "cost": None if currency is None else micro(finding.cost_micro, currency),
         "per_hour": None if currency is None or per_day is None else micro(round(per_day / 24), currency),
         "command": command,
-        "advice": advice,
+        "advice": advised,
+        "others": IDLE.others(ON_CARD, finding),
     }
 
 
-def counted(findings: Sequence[Finding]) -> str:
+def counted(findings: Sequence[NamedFinding]) -> str:
     """How many GPUs are idle: `5 GPUs, 1 MIG slice`."""
-    slices = sum(finding["gpu_micro"] is not None and finding["gpu_micro"] < MICRO for finding in findings)
+    slices = sum(finding.is_slice for finding in findings)
     parts = [plural(len(findings) - slices, "GPU")] if len(findings) > slices or not slices else []
     return ", ".join([*parts, *([plural(slices, "MIG slice")] if slices else [])])
 
 
-def anomaly_facts(finding: Finding) -> dict[str, Any]:
+def anomaly_facts(finding: NamedFinding) -> dict[str, Any]:
     """Unusual spending as a page shows it."""
-    row = anomaly_row(finding)
-    evidence = finding["evidence"]
+    evidence = finding.evidence
     return {
-        **row,
-        "anchor": anchor(finding["key"]),
-        "team_name": finding["team"],
-        "open": finding["resolved_ms"] is None,
-        "since": minute(finding["since_ms"]),
-        "until": minute(finding["until_ms"]),
-        "lasting": lasting(finding["until_ms"] - finding["since_ms"]),
-        "title": evidence.get("cause") or PRICE_CAUSES.get(str(finding["state"]), str(finding["state"])),
-        "more_micro": finding["cost_micro"],
+        **ANOMALIES.texts(finding),
+        "anchor": anchor(finding.key),
+        "team_name": finding.team,
+        "open": finding.is_ongoing,
+        "since": minute(finding.since_ms),
+        "until": minute(finding.until_ms),
+        "lasting": lasting(finding.until_ms - finding.since_ms),
+        "title": evidence.get("cause") or PRICE_CAUSES.get(finding.state, finding.state),
+        "more_micro": finding.cost_micro,
         "parts": [(name, evidence.get(f"{name}_micro")) for name in ("price", "volume", "mix")],
         "before": f"the same hours {plural(evidence['days_before'], 'day')} before",
         "drivers": evidence["drivers"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
@@ -53,6 +53,7 @@ def environment() -> Environment:
         "coded": coded,
         "plural": plural,
         "amounts": amounts,
+        "sums": sums,
         "capitalized": capitalized,
         "minute": minute,
         "unit_price": unit_price,
@@ -117,6 +118,11 @@ def micro(amount: int | None, currency: str) -> str:
 def about(amount: int | None, currency: str) -> str:
     """An estimate: no minor units, so that nobody takes it for a charge."""
     return UNKNOWN if amount is None else Money(amount, currency).estimate()
+
+
+def sums(moneys: Iterable[Money]) -> str:
+    """Amounts of several currencies, which are never added."""
+    return ", ".join(f"{money.grouped()} {money.currency}" for money in moneys)
 
 
 def amounts(micros: Mapping[str, int]) -> str:

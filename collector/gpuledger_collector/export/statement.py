@@ -39,7 +39,7 @@ from gpuledger_collector.export.site import (
     owner_filter,
     statement_path,
 )
-from gpuledger_collector.insight.findings import is_free
+from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_common.plurals import plural
 
@@ -71,7 +71,7 @@ class Statement:
     ahead: Mapping[str, Ahead]
     amended: Mapping[str, int]
     budgets: tuple[Status, ...]
-    findings: Sequence[Mapping[str, Any]]
+    findings: Sequence[NamedFinding]
     checks: tuple[ConservationCheck, ...]
     proof: PeriodProof
     below: str | None
@@ -228,36 +228,34 @@ def budget_facts(status: Status) -> dict[str, Any]:
     }
 
 
-def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+def finding_facts(finding: NamedFinding) -> dict[str, Any]:
     """A finding as a page shows it."""
-    currency, odd = row["currency"], row["kind"] == "anomaly"
-    job = row["workload_name"] or row["workload"]
-    what = row["subject"] if odd else f"{row['model'] or 'GPU'}, {str(row['subject'])[:SHOWN_UUID]}"
-    per_day = None if odd or currency is None else row["per_day_micro"]
-    evidence = row["evidence"] or {}
-    state = str(row["state"])
+    currency, odd = finding.currency, finding.kind == "anomaly"
+    per_day = None if odd or currency is None else finding.per_day_micro
+    evidence = finding.evidence
+    state = STATES.get(finding.state, finding.state.replace("_", " "))
     return {
-        "state": evidence.get("cause") or state if odd else STATES.get(state, state.replace("_", " ")),
-        "what": what,
+        "state": evidence.get("cause") or finding.state if odd else state,
+        "what": finding.subject if odd else f"{finding.model or 'GPU'}, {finding.subject[:SHOWN_UUID]}",
         "sentence": evidence.get("sentence", "") if odd else "",
-        "who": " · ".join(part for part in (row["team"], None if odd else job) if part) or "nobody",
-        "user": row["user_name"] or "",
-        "since": format_instant(row["since_ms"])[:16].replace("T", " ") + " UTC",
-        "open": row["resolved_ms"] is None,
-        "path": _finding_path(row, odd),
-        "cost": None if currency is None else f"{html.micro(row['cost_micro'], currency)} {currency}",
-        "per_day": None if per_day is None else f"{html.micro(per_day, currency)} {currency}",
+        "who": " · ".join(part for part in (finding.team, "" if odd else finding.job) if part) or "nobody",
+        "user": finding.user_name or "",
+        "since": format_instant(finding.since_ms)[:16].replace("T", " ") + " UTC",
+        "open": finding.is_ongoing,
+        "path": _finding_path(finding, odd),
+        "cost": None if currency is None else f"{html.micro(finding.cost_micro, currency)} {currency}",
+        "per_day": None if per_day is None else f"{html.micro(per_day, currency or '')} {currency}",
     }
 
 
-def _finding_path(row: Mapping[str, Any], odd: bool) -> str:
+def _finding_path(finding: NamedFinding, odd: bool) -> str:
     """Where the collector says more about a finding."""
     if odd:
-        return f"{address(ANOMALIES, owner_filter(row['team']))}#{anchor(row['key'])}"
-    if row["workload_key"] is not None:
-        return job_path(row["workload_key"])
+        return f"{address(ANOMALIES, owner_filter(finding.team))}#{anchor(finding.key)}"
+    if finding.workload_key is not None:
+        return job_path(finding.workload_key)
     # One that nobody holds is not the usage of an owner whom nobody knows: it stands in the whole list.
-    return address(IDLE, {} if is_free(row) else owner_filter(row["team"]))
+    return address(IDLE, {} if finding.is_free else owner_filter(finding.team))
 
 
 def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:

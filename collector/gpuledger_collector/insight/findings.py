@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.quantity import GPU_MICRO
+
 AT_LISTED_RATES = "of GPU-time at the rates of the price book, without node costs, commitments and adjustments"
 """What amounts of unusual spending are: it is found before its hours are rated."""
 
@@ -83,6 +86,55 @@ class RecentHolding:
     held_ms: tuple[int, ...]
 
 
-def is_free(finding: Mapping[str, Any]) -> bool:
-    """Whether nobody holds what a finding is about: then it is in no owner's part, and not usage of one unknown."""
-    return finding["state"] == "unallocated" and not finding["team"]
+UNALLOCATED = "unallocated"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFinding(Finding):
+    """A finding with the names that people know its accelerator and its workload by; None: it has none."""
+
+    model: str | None = None
+    gpu_index: int | None = None
+    gpu_micro: int | None = None
+    workload: str | None = None
+    workload_name: str | None = None
+    workload_key: str | None = None
+    user_name: str | None = None
+
+    @property
+    def is_ongoing(self) -> bool:
+        """Whether it has not ended."""
+        return self.resolved_ms is None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody holds what it is about: then it is in no owner's part, and not usage of one unknown."""
+        return self.state == UNALLOCATED and not self.team
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is about a MIG instance."""
+        return self.gpu_micro is not None and self.gpu_micro < GPU_MICRO
+
+    @property
+    def node(self) -> str:
+        """Where its accelerator was; empty for one that was never placed."""
+        return str(self.evidence.get("node", ""))
+
+    @property
+    def job(self) -> str:
+        """Its workload as people call it; empty: nobody's, or of a team."""
+        return self.workload_name or self.workload or ""
+
+    @property
+    def cost(self) -> Money | None:
+        """What it cost so far; None: unpriced."""
+        return self._money(self.cost_micro)
+
+    @property
+    def per_day(self) -> Money | None:
+        """What each further day costs; None: unpriced, or it has ended."""
+        return self._money(self.per_day_micro) if self.is_ongoing else None
+
+    def _money(self, micro: int | None) -> Money | None:
+        return None if micro is None or not self.currency else Money(micro, self.currency)

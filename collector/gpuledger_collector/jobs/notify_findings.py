@@ -7,7 +7,7 @@ from its findings; notifications never change findings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.wasted_time import AcceleratorPlace, price_waste
-from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.findings import Finding, NamedFinding
 from gpuledger_collector.storage.billing import budgets, price_book
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import finding_notifications, notification_rules, outbox
 from gpuledger_collector.storage.notifications.delivery_rules import local_week
@@ -263,7 +264,7 @@ class _Run:
 
     def send_summaries(self) -> None:
         """Send last week's summary to the leads of each team, in the first run of a week."""
-        rows: dict[Period, list[dict[str, Any]]] = {}
+        rows: dict[Period, list[NamedFinding]] = {}
         own_contact = {contact.team for contact in self._contacts if contact.team}
         for contact in self._contacts:
             if not (contact.team and contact.leads and contact.summary):
@@ -272,8 +273,8 @@ class _Run:
             # days.
             week = local_week(contact.zone, local_week(contact.zone, self._at_ms).start_ms - 1)
             if week not in rows:
-                rows[week] = finding_notifications.idle_between(self._connection, week.start_ms, week.end_ms)
-            teams = sorted({row["team"] for row in rows[week]} - own_contact) if contact.team == "*" else [contact.team]
+                rows[week] = findings.list_named(self._connection, IDLE, week.start_ms, week.end_ms)
+            teams = sorted({row.team for row in rows[week]} - own_contact) if contact.team == "*" else [contact.team]
             for team in teams:
                 summary = replace(
                     self._summary(team, rows[week], week, contact.zone),
@@ -290,7 +291,7 @@ class _Run:
         before = local_week(zone, week.start_ms - 1)
         if budgets.known_since(self._connection, before) > before.start_ms:
             return None
-        rows = finding_notifications.idle_between(self._connection, before.start_ms, before.end_ms)
+        rows = findings.list_named(self._connection, IDLE, before.start_ms, before.end_ms)
         wasted = _wasted_by_workload(rows, team, before, price_book.current(self._connection))
         costs: dict[str, int] = {}
         for usage in wasted:
@@ -300,7 +301,7 @@ class _Run:
         is_priced = all(usage.cost_micro is not None for usage in used)
         return IdleWeek(sum(usage.gpu_ns for usage in used), costs, is_priced)
 
-    def _summary(self, team: str, rows: Sequence[Mapping[str, Any]], week: Period, zone: str) -> WeeklySummary:
+    def _summary(self, team: str, rows: Sequence[NamedFinding], week: Period, zone: str) -> WeeklySummary:
         wasted = _wasted_by_workload(rows, team, week, price_book.current(self._connection))
         sent = [
             notification
@@ -345,43 +346,39 @@ def _same_episode(known: Sequence[Notification], finding: Finding, subject: str)
     return None
 
 
-def _wasted_by_workload(
-    rows: Sequence[Mapping[str, Any]], team: str, week: Period, book: PriceBook
-) -> list[WastedUsage]:
+def _wasted_by_workload(rows: Sequence[NamedFinding], team: str, week: Period, book: PriceBook) -> list[WastedUsage]:
     """Idle usage of a team inside a week, by workload."""
-    by_workload: dict[int, list[Mapping[str, Any]]] = {}
+    by_workload: dict[int, list[NamedFinding]] = {}
     for row in rows:
-        if row["team"] == team and row["state"] in RECLAIMABLE_STATES and row["workload_id"] is not None:
-            by_workload.setdefault(row["workload_id"], []).append(row)
+        if row.team == team and row.state in RECLAIMABLE_STATES and row.workload_id is not None:
+            by_workload.setdefault(row.workload_id, []).append(row)
     return [_wasted_usage(group, week, book) for group in by_workload.values()]
 
 
-def _wasted_usage(rows: Sequence[Mapping[str, Any]], week: Period, book: PriceBook) -> WastedUsage:
+def _wasted_usage(rows: Sequence[NamedFinding], week: Period, book: PriceBook) -> WastedUsage:
     """Idle usage of one workload inside a week, exact: each rating interval at the rate in force in it."""
     gpu_ns, cost, per_day = 0, 0, 0
     currencies: set[str | None] = set()
     for row in rows:
-        evidence = row["evidence"]
+        evidence = row.evidence
         wasted = {int(at_ms): ns for at_ms, ns in evidence["wasted_gpu_ns"].items()}
         inside = {at_ms: ns for at_ms, ns in wasted.items() if week.start_ms <= at_ms < week.end_ms}
-        place = AcceleratorPlace(
-            row["gpu_micro"], evidence.get("pool", ""), row["model"] or "", evidence.get("node", "")
-        )
+        place = AcceleratorPlace(row.gpu_micro or 0, evidence.get("pool", ""), row.model or "", row.node)
         priced = price_waste(place, inside, book, week.end_ms - 1)
         if not priced.gpu_ns:
             continue
         gpu_ns += priced.gpu_ns
         currencies.add(priced.currency if priced.cost_micro is not None else None)
         cost += priced.cost_micro or 0
-        per_day += (priced.per_day_micro or 0) if row["resolved_ms"] is None else 0
+        per_day += (priced.per_day_micro or 0) if row.is_ongoing else 0
     currency = currencies.pop() if len(currencies) == 1 else None
     return WastedUsage(
-        label=rows[0]["workload_name"] or rows[0]["workload"] or "",
-        user=rows[0]["user_name"] or "",
-        states=tuple(sorted({row["state"] for row in rows})),
+        label=rows[0].job,
+        user=rows[0].user_name or "",
+        states=tuple(sorted({row.state for row in rows})),
         gpu_ns=gpu_ns,
         currency=currency,
         cost_micro=None if currency is None else cost,
-        ongoing=any(row["resolved_ms"] is None for row in rows),
+        ongoing=any(row.is_ongoing for row in rows),
         per_day_micro=None if currency is None else per_day,
     )

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from gpuledger_collector.accounting import money as amounts
 from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.export.report import Column, Item, Kind, Report
 from gpuledger_common.escapes import escape_text
 
 NAME_LENGTH = 200
@@ -128,6 +129,7 @@ class Rest(Model):
 
 Row = TypeVar("Row", bound=Model)
 Total = TypeVar("Total", bound=Model)
+RowModel = TypeVar("RowModel", bound=Model)
 
 
 class Answer(Model, Generic[Row, Total]):
@@ -150,6 +152,51 @@ class Answer(Model, Generic[Row, Total]):
     ] = ()
     rows: Sequence[Row]
     rest: Annotated[Rest | None, Field(description="The rows that are not here, as one; null: all are.")] = None
+
+
+TYPES: Mapping[Kind, Any] = {
+    Kind.TEXT: str,
+    Kind.COUNT: int | None,
+    Kind.DECIMAL: str | None,
+    Kind.MONEY: Money | None,
+    Kind.INSTANT: str | None,
+    Kind.LIST: Sequence[str],
+}
+"""How a column is typed in an answer, by its kind; texts are names that users chose, cut and in one line."""
+
+
+def row_model(report: Report[Any], about: str) -> type[Model]:
+    """The model of a report's rows: a field for each column that has a type of its own here."""
+    fields: dict[str, Any] = {
+        column.name: (
+            Annotated[TYPES[column.kind], Field(description=column.about)] if column.about else TYPES[column.kind],
+            ...,
+        )
+        for column in report.columns
+        if column.in_answers
+    }
+    return create_model(f"{report.name.title()}Row", __base__=Model, __doc__=about, **fields)
+
+
+def row_of(model: type[RowModel], report: Report[Item], item: Item) -> RowModel:
+    """An item as a row of an answer."""
+    return model(**{column.name: _typed(column, item) for column in report.columns if column.in_answers})
+
+
+def _typed(column: Column[Item], item: Item) -> Any:
+    value = column.value(item)
+    if column.kind is Kind.TEXT:
+        return name(value)
+    if column.kind is Kind.LIST:
+        return [name(part) for part in value or ()]
+    if column.kind is Kind.MONEY:
+        return typed_money(value)
+    return column.exact(item)
+
+
+def typed_money(amount: amounts.Money | None) -> Money | None:
+    """An amount in minor units; None: unknown."""
+    return None if amount is None else Money(amount=amount.plain(), currency=amount.currency)
 
 
 def name(text: str | None) -> str:

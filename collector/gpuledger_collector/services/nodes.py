@@ -7,7 +7,8 @@ from difflib import get_close_matches
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.services.node_health import is_silent
-from gpuledger_collector.storage.ledger import retirements
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import overview, retirements
 from gpuledger_collector.storage.ledger.retirements import RETIRED, UNINSTALLED, NodeRow
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
@@ -26,6 +27,12 @@ class NodeRefused(ValueError):
 def list_nodes(connection: Connection) -> list[NodeRow]:
     """Read all nodes, by name."""
     return retirements.nodes(connection)
+
+
+def has_nodes(database: Database, now_ms: int) -> bool:
+    """Whether any node has ever reported: of imported usage nobody knows what its GPUs did."""
+    with database.transaction(read_only=True) as connection:
+        return overview.fleet(connection, now_ms).nodes > 0
 
 
 def state_of(node: NodeRow, now_ms: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, SharedPart
@@ -26,7 +26,7 @@ from gpuledger_collector.accounting.statement import (
     unpriced_ns,
 )
 from gpuledger_collector.export.statement import Statement
-from gpuledger_collector.insight.findings import is_free
+from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.services.budget_status import forecast_owners, standings_of
 from gpuledger_collector.services.chargeback import Chargeback, read_chargeback, read_owner_chargeback
 from gpuledger_collector.services.fair_share import read_share_use
@@ -86,7 +86,7 @@ class _Month:
     proof: PeriodProof
     closed: ClosedPeriod | None
     budgets: Mapping[str, Sequence[Budget]]
-    findings: Mapping[str, Sequence[Mapping[str, Any]]]
+    findings: Mapping[str, Sequence[NamedFinding]]
     windows: tuple[Period, Period] | None
     may_be_empty: bool = False
     """Whether there is a statement of an owner that was billed nothing in the month."""
@@ -224,7 +224,7 @@ def _month_of(connection: Connection, level: str, name: str, now_ms: int, charge
         proof=proof,
         closed=statements.closed(connection, period),
         budgets=_grouped(budgets.current(connection), lambda budget: budget.owner.get(level)),
-        findings=_grouped(_findings(connection, period), lambda row: None if is_free(row) else _owner_of(row, level)),
+        findings=_grouped(_findings(connection, period), lambda row: None if row.is_free else _owner_of(row, level)),
         windows=compared_windows(period, known_ms, frozenset(check.day_ms for check in past), calendar),
     )
 
@@ -238,12 +238,14 @@ def _grouped(items: Iterable[_Item], key: Callable[[_Item], str | None]) -> dict
     return groups
 
 
-def _findings(connection: Connection, period: Period) -> list[dict[str, Any]]:
+def _findings(connection: Connection, period: Period) -> list[NamedFinding]:
     """Idle GPUs and anomalies in the month, ongoing ones first."""
     rows = [
-        row for kind in ("idle", "anomaly") for row in findings.named(connection, kind, period.start_ms, period.end_ms)
+        row
+        for kind in ("idle", "anomaly")
+        for row in findings.list_named(connection, kind, period.start_ms, period.end_ms)
     ]
-    return sorted(rows, key=lambda row: (row["resolved_ms"] is not None, -(row["cost_micro"] or 0), row["key"]))
+    return sorted(rows, key=lambda row: (not row.is_ongoing, -(row.cost_micro or 0), row.key))
 
 
 def read_statement(
@@ -286,6 +288,6 @@ def read_statements(
         yield from of_month.statements(owners[first : first + OWNERS_AT_ONCE])
 
 
-def _owner_of(row: Mapping[str, Any], level: str) -> str:
+def _owner_of(finding: NamedFinding, level: str) -> str:
     """Whose a finding is at a level of the owner tree."""
-    return (row["owner"] or {}).get(level) or (row["team"] if level == "team" else "") or UNATTRIBUTED
+    return finding.owner.get(level) or (finding.team if level == "team" else "") or UNATTRIBUTED

@@ -12,20 +12,21 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from gpuledger_collector.accounting.period import UTC_DAYS, Period, date_range
-from gpuledger_collector.cli import PANELS, anomalies, budgets, build, doctor, forecast, idle, recommend, terminal
+from gpuledger_collector.cli import PANELS, budgets, build, doctor, forecast, recommend, terminal
 from gpuledger_collector.cli.chargeback import _measure_column
 from gpuledger_collector.cli.common import Refusal, duration_ms, time_range
 from gpuledger_collector.cli.options import Format
-from gpuledger_collector.cli.output import Column, csv_text, number, table_text
+from gpuledger_collector.cli.output import Column, columns_of, csv_text, number, table_text
 from gpuledger_collector.cli.remediation import bad, note, ok
 from gpuledger_collector.export.cells import ALLOCATION_COLUMNS, MEASURE_COLUMNS
+from gpuledger_collector.export.findings import ANOMALIES, IDLE
 
 TABLES = {
-    "anomalies": anomalies.COLUMNS,
+    "anomalies": columns_of(ANOMALIES),
     "budgets": budgets.TABLE,
     "chargeback": (Column("team"), Column("project"), *map(_measure_column, (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS))),
     "forecast": forecast.TABLE,
-    "idle": idle.COLUMNS,
+    "idle": columns_of(IDLE),
     "recommend": recommend.COLUMNS,
 }
 NUMBER = "1234567.89"

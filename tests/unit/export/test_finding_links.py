@@ -1,27 +1,31 @@
 """Where the overview leads from a GPU that does nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpuledger_collector.export.statement import finding_facts
+from gpuledger_collector.insight.findings import NamedFinding
 
-ROW = {
-    "kind": "idle",
-    "state": "unallocated",
-    "subject": "GPU-0001",
-    "model": "H100",
-    "team": "",
-    "workload": None,
-    "workload_key": None,
-    "workload_name": None,
-    "user_name": None,
-    "currency": None,
-    "cost_micro": None,
-    "per_day_micro": None,
-    "since_ms": 0,
-    "resolved_ms": None,
-    "evidence": {},
-    "key": "idle:1",
-}
+FREE = NamedFinding(
+    key="idle:1",
+    kind="idle",
+    state="unallocated",
+    subject="GPU-0001",
+    accelerator_id=1,
+    workload_id=None,
+    team="",
+    owner={},
+    since_ms=0,
+    opened_ms=0,
+    until_ms=1,
+    resolved_ms=None,
+    confidence=1.0,
+    currency=None,
+    cost_micro=None,
+    per_day_micro=None,
+    model="H100",
+)
 
 
 @pytest.mark.parametrize(
@@ -36,5 +40,5 @@ ROW = {
 )
 def test_a_free_gpu_is_not_the_usage_of_an_unknown_owner(changes, path):
     """On the bill (unattributed) is held and charged: GPUs that nobody holds are in the whole list."""
-    facts = finding_facts({**ROW, **changes})
+    facts = finding_facts(replace(FREE, **changes))
     assert facts["path"].replace("%28", "(").replace("%29", ")").replace("%3A", ":") == path

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from gpuledger_collector.insight.findings import is_free
+from typing import Literal
 
 Role = Literal["agent", "viewer", "finance", "admin"]
 
@@ -58,10 +56,3 @@ class Principal:
 
 ANYBODY = Principal("admin", "anybody on this machine")
 """Everyone who can reach a collector that listens on loopback and has no tokens."""
-
-
-def visible(rows: list[dict[str, Any]], reader: Principal) -> list[dict[str, Any]]:
-    """The rows (with `owner` and `team`) that this principal may see; what nobody holds is in no owner's part."""
-    if reader.owner is None:
-        return rows
-    return [row for row in rows if not is_free(row) and reader.sees(row["owner"] or {}, row["team"] or "")]

@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.statement import days_left_out
 from gpuledger_collector.export.site import ANOMALIES
-from gpuledger_collector.insight.findings import AT_LISTED_RATES
+from gpuledger_collector.insight.findings import AT_LISTED_RATES, NamedFinding
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import (
     Answer,
@@ -48,8 +48,8 @@ from gpuledger_collector.mcp.tools.parameters import (
     dimensions,
 )
 from gpuledger_collector.services.chargeback import visible_lines
+from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import reports
 
 BasePeriod = Annotated[
@@ -352,16 +352,12 @@ def _gap(snapshot: Snapshot, compared: _Comparison) -> str:
 def _events(snapshot: Snapshot, compared: _Comparison, where: Mapping[str, str]) -> Sequence[Event]:
     """What is recorded in both periods, oldest first."""
     ledger, both = snapshot.ledger, Days(compared.before.start_ms, max(compared.after.end_ms, compared.before.end_ms))
+    anomalies = list_findings(snapshot.connection, "anomaly", both, ledger.reader)
     with snapshot.restricted() as connection:
-        anomalies = findings.named(connection, "anomaly", both.start_ms, both.end_ms)
         lines = visible_lines(
             connection, compared.after, tuple(where) or ("team",), ledger.reader.owner, separate_corrections=True
         )
-    events = [
-        (row["since_ms"], _anomaly(row))
-        for row in anomalies
-        if ledger.reader.sees(row["owner"] or {}, row["team"] or "") and _matches(row, where)
-    ]
+    events = [(item.since_ms, _anomaly(item)) for item in anomalies.items if _matches(item, where)]
     events += [(compared.after.start_ms, event) for event in _corrections(lines, tuple(where) or ("team",), where)]
     if ledger.reader.owner is None:
         # The price book is the fleet's: what a viewer pays because of it is in `by_price`.
@@ -373,22 +369,19 @@ def _events(snapshot: Snapshot, compared: _Comparison, where: Mapping[str, str])
     return [event for _, event in sorted(events, key=lambda item: item[0])][:MAX_EVENTS]
 
 
-def _matches(row: Mapping[str, object], where: Mapping[str, str]) -> bool:
+def _matches(finding: NamedFinding, where: Mapping[str, str]) -> bool:
     """Whether an anomaly is of the owner that is asked about; what is no level of the tree does not exclude it."""
-    owner = {"team": row["team"], **(row["owner"] or {})}  # type: ignore[dict-item]
+    owner = {"team": finding.team, **finding.owner}
     return all(owner.get(dimension, value) == value for dimension, value in where.items())
 
 
-def _anomaly(row: Mapping[str, object]) -> Event:
-    evidence = row["evidence"]
-    assert isinstance(evidence, Mapping)
-    micro, currency = row["cost_micro"], row["currency"]
-    assert isinstance(row["since_ms"], int)
+def _anomaly(finding: NamedFinding) -> Event:
+    sentence = finding.evidence.get("sentence") or "unusual spending"
     return Event(
         kind="anomaly",
-        at=instant(row["since_ms"]),
-        text=cut(f"{name(str(row['subject']))}: {evidence.get('sentence') or 'unusual spending'}", 300),
-        amount=micro_money(micro, str(currency)) if isinstance(micro, int) and currency else None,
+        at=instant(finding.since_ms),
+        text=cut(f"{name(finding.subject)}: {sentence}", 300),
+        amount=micro_money(finding.cost_micro, finding.currency or None),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.accounting.reserved_names import is_reserved
-from gpuledger_collector.export.findings import ADVICE, STATES
+from gpuledger_collector.export.findings import IDLE as IDLE_REPORT
 from gpuledger_collector.export.site import IDLE
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import (
@@ -29,14 +29,18 @@ from gpuledger_collector.mcp.answers import (
     gpu_hours,
     name,
     rounded_money,
+    row_model,
+    row_of,
+    typed_money,
 )
 from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, instant
 from gpuledger_collector.mcp.tools import bills
 from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, End, Limit, Period, Start
 from gpuledger_collector.services.chargeback import visible_lines
+from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.storage.billing import periods as closed_periods
 from gpuledger_collector.storage.billing import statements
-from gpuledger_collector.storage.findings import findings, recommendations
+from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.telemetry.activity import Activity, activity
 
 ESTIMATED = Proof(state="estimated")
@@ -79,23 +83,10 @@ class CountTotal(Model):
     count: int
 
 
-class IdleRow(Model):
-    """An idle accelerator."""
-
-    accelerator: Annotated[str, Field(description="UUID.")]
-    node: str
-    gpu: int | None
-    model: str
-    state: str
-    team: str
-    workload: str
-    user: str
-    since: str | None
-    until: Annotated[str | None, Field(description="null: ongoing.")]
-    confidence: Annotated[str, Field(description="0 to 1.")]
-    cost: Annotated[Money | None, Field(description="So far.")]
-    cost_per_day: Money | None
-    advice: str
+if TYPE_CHECKING:
+    IdleRow = Model
+else:
+    IdleRow = row_model(IDLE_REPORT, "An idle accelerator.")
 
 
 class IdleTotal(Model):
@@ -103,7 +94,7 @@ class IdleTotal(Model):
 
     currency: str | None
     count: int
-    cost_per_day: Money | None
+    per_day: Money | None
 
 
 class SavingRange(Model):
@@ -248,57 +239,25 @@ def list_idle_gpus(
     """Accelerators that cost money and do nothing, ongoing and dearest first, with whose they are and what to do."""
     page = Page(limit, cursor)
     with ledger.snapshot() as snapshot:
-        with snapshot.restricted() as connection:
-            rows = findings.named(connection, "idle", ledger.now_ms - days * DAY_MS, ledger.now_ms + 1)
-        looked_ms = findings.progress(snapshot.connection, "idle")
+        period = Days(ledger.now_ms - days * DAY_MS, ledger.now_ms + 1)
+        found = list_findings(snapshot.connection, "idle", period, ledger.reader)
         seconds_ms = ledger.now_ms - ledger.now_ms % 1000
         span = periods.span_of(snapshot.calendar, Days(seconds_ms - days * DAY_MS, seconds_ms))
-    own = [row for row in rows if ledger.reader.sees(row["owner"] or {}, row["team"] or "")]
-    shown = [row for row in own if not ongoing_only or row["resolved_ms"] is None]
+    looked_ms = found.looked_ms
     searched = f"searched up to {instant(looked_ms)}" if looked_ms is not None else "the search has not run yet"
     return page.answer(
-        shown,
-        _idle_row,
+        (found.ongoing if ongoing_only else found).items,
+        lambda item: row_of(IdleRow, IDLE_REPORT, item),
         link=ledger.link(IDLE),
         span=span,
         proof=ESTIMATED,
-        totals=_idle_totals([row for row in own if row["resolved_ms"] is None]),
+        totals=[
+            IdleTotal(currency=total.currency, count=total.count, per_day=typed_money(total.per_day))
+            for total in found.ongoing.by_currency
+        ],
         partial="" if looked_ms is not None else searched,
         notices=[searched],
         empty=f"nothing is idle: {searched}" if looked_ms is not None else searched,
-    )
-
-
-def _idle_totals(ongoing: Sequence[Mapping[str, Any]]) -> list[IdleTotal]:
-    totals = []
-    for currency in dict.fromkeys(row["currency"] for row in ongoing):
-        own = [row for row in ongoing if row["currency"] == currency]
-        known = [row["per_day_micro"] for row in own if row["per_day_micro"] is not None]
-        totals.append(
-            IdleTotal(
-                currency=currency, count=len(own), cost_per_day=rounded_money(sum(known) if known else None, currency)
-            )
-        )
-    return totals
-
-
-def _idle_row(row: Mapping[str, Any]) -> IdleRow:
-    ongoing = row["resolved_ms"] is None
-    return IdleRow(
-        accelerator=name(row["subject"]),
-        node=name(str(row["evidence"].get("node", ""))),
-        gpu=row["gpu_index"],
-        model=name(row["model"]),
-        state=STATES.get(row["state"], row["state"]),
-        team=name(row["team"]),
-        workload=name(row["workload_name"] or row["workload"]),
-        user=name(row["user_name"]),
-        since=instant(row["since_ms"]),
-        until=instant(row["resolved_ms"]),
-        confidence=f"{row['confidence']:.2f}",
-        cost=rounded_money(row["cost_micro"], row["currency"]),
-        cost_per_day=rounded_money(row["per_day_micro"], row["currency"]) if ongoing else None,
-        advice=ADVICE.get(row["state"], "End its job, or ask its user.") if ongoing else "",
     )
 
 

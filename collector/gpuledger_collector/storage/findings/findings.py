@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from psycopg.rows import dict_row
+from psycopg.rows import class_row, dict_row
 
 from gpuledger_collector.accounting.period import HOUR_MS
-from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.findings import Finding, NamedFinding
 from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = (
@@ -118,16 +117,16 @@ def clear_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None
     connection.execute("DELETE FROM finding_progress WHERE kind = %s AND until_ms = %s", (_late(kind), hour_ms))
 
 
-_NAMED = """
-    SELECT f.*, a.model, a.gpu_index, a.gpu_micro, w.external_id AS workload, w.name AS workload_name, w.user_name,
-        w.key AS workload_key
+_NAMED = f"""
+    SELECT {", ".join(f"f.{name}" for name in _COLUMNS)}, a.model, a.gpu_index, a.gpu_micro, w.external_id AS workload,
+        w.name AS workload_name, w.user_name, w.key AS workload_key
     FROM finding f LEFT JOIN accelerator a ON a.id = f.accelerator_id LEFT JOIN workload w ON w.id = f.workload_id
     WHERE f.kind = %s AND f.since_ms < %s AND (f.resolved_ms IS NULL OR f.until_ms > %s)
     ORDER BY (f.resolved_ms IS NULL) DESC, f.cost_micro DESC NULLS LAST, f.key
 """
 
 
-def named(connection: Connection, kind: str, start_ms: int, end_ms: int) -> list[dict[str, Any]]:
+def list_named(connection: Connection, kind: str, start_ms: int, end_ms: int) -> list[NamedFinding]:
     """Findings of a kind in a period with readable names, ongoing ones first, then by falling cost."""
-    with connection.cursor(row_factory=dict_row) as cursor:
+    with connection.cursor(row_factory=class_row(NamedFinding)) as cursor:
         return list(cursor.execute(_NAMED, (kind, end_ms, start_ms)))

@@ -78,13 +78,6 @@ def ongoing_anomalies(connection: Connection, at_ms: int) -> list[Finding]:
     return [finding for finding in anomalies if finding.resolved_ms is None and finding.until_ms >= at_ms - RECENT_MS]
 
 
-def idle_between(connection: Connection, start_ms: int, end_ms: int) -> list[dict[str, Any]]:
-    """Idle findings of a period with readable names, and `gpu_micro` of the accelerator."""
-    sizes: dict[int, int] = dict(connection.execute("SELECT id, gpu_micro FROM accelerator").fetchall())
-    rows = findings.named(connection, IDLE, start_ms, end_ms)
-    return [{**row, "gpu_micro": sizes.get(row["accelerator_id"], 0)} for row in rows]
-
-
 def recent(connection: Connection, kind: str, since_ms: int) -> list[Notification]:
     """Notifications of a kind that were sent since, are ongoing, or are acknowledged."""
     rows = connection.execute(
@@ -197,12 +190,11 @@ def subject_of(connection: Connection, notification: Notification) -> str:
 
 def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
     """Workloads with accelerators that are idle now, by falling cost of a day, then by id."""
-    names = {row["key"]: row for row in findings.named(connection, IDLE, at_ms, at_ms + 1)}
     by_workload: dict[int, list[IdleAccelerator]] = {}
-    for finding in findings.overlapping(connection, IDLE, at_ms, at_ms + 1):
-        if finding.resolved_ms is None and finding.workload_id is not None:
-            row = names.get(finding.key, {})
-            accelerator = IdleAccelerator(finding, row.get("model") or "", row.get("gpu_index"))
+    listed = findings.list_named(connection, IDLE, at_ms, at_ms + 1)
+    for finding in sorted(listed, key=lambda finding: (finding.since_ms, finding.key)):
+        if finding.is_ongoing and finding.workload_id is not None:
+            accelerator = IdleAccelerator(finding, finding.model or "", finding.gpu_index)
             by_workload.setdefault(finding.workload_id, []).append(accelerator)
     rows = connection.execute(
         "SELECT id, kind, external_id, coalesce(name, ''), coalesce(user_name, ''), tags FROM workload "

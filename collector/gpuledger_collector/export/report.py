@@ -1,0 +1,136 @@
+"""Reports: what the columns of a list are, declared once for commands, addresses, pages, files and assistants.
+
+A surface loops over the columns. It sums, names, rounds and orders nothing: items come with their totals and in their
+order from the service that answers the question, and the kind of a column decides its form on each surface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.period import format_instant
+from gpuledger_common.escapes import neutral
+
+Item = TypeVar("Item")
+
+
+class Kind(Enum):
+    """What a column holds; None is unknown, or nothing, in each of them."""
+
+    TEXT = auto()
+    COUNT = auto()
+    """An integer."""
+    DECIMAL = auto()
+    """A number that its column has rounded: hours, shares, rates."""
+    MONEY = auto()
+    """An amount of its own currency, in minor units; micro-units where programs read it."""
+    INSTANT = auto()
+    """Unix ms, shown in RFC 3339 to the second."""
+    LIST = auto()
+    """Texts."""
+    FACTS = auto()
+    """What has no form of its own; as it is, and in JSON alone."""
+
+
+NUMBERS = frozenset((Kind.COUNT, Kind.DECIMAL, Kind.MONEY))
+
+
+@dataclass(frozen=True)
+class Column(Generic[Item]):
+    """A column of a report: its name everywhere, its value of an item, and where it is shown."""
+
+    name: str
+    value: Callable[[Item], Any]
+    kind: Kind = Kind.TEXT
+    heading: str = ""
+    """In a table; else its name."""
+    about: str = ""
+    """What it is, where its name does not say all: for the reference, OpenAPI and assistants."""
+    is_optional: bool = False
+    """Left out of a table that is wider than the terminal; the last one first."""
+    in_table: bool = True
+    in_csv: bool = True
+    in_answers: bool = True
+    """Whether assistants are told, for whom every word costs."""
+
+    @property
+    def is_number(self) -> bool:
+        """Numbers align right; a spreadsheet may take them as they are."""
+        return self.kind in NUMBERS
+
+    def text(self, item: Item) -> str:
+        """The value for people and spreadsheets; empty where it is unknown."""
+        value = self.value(item)
+        if value is None:
+            return ""
+        if self.kind is Kind.MONEY:
+            amount: Money = value
+            return amount.plain()
+        if self.kind is Kind.INSTANT:
+            return format_instant(value - value % 1000)
+        if self.kind is Kind.LIST:
+            return "; ".join(map(str, value))
+        return str(value)
+
+    def exact(self, item: Item) -> Any:
+        """The value for programs: micro-units, integers, lists and instants; null where it is unknown."""
+        value = self.value(item)
+        if value is None:
+            return None
+        if self.kind is Kind.MONEY:
+            amount: Money = value
+            return amount.micro
+        if self.kind is Kind.INSTANT:
+            return format_instant(value)
+        return str(value) if self.kind is Kind.DECIMAL else value
+
+    @property
+    def exact_name(self) -> str:
+        """Its name where amounts are exact."""
+        return f"{self.name}_micro" if self.kind is Kind.MONEY else self.name
+
+
+@dataclass(frozen=True)
+class Report(Generic[Item]):
+    """A list that people and programs read: its name and its columns, in their order."""
+
+    name: str
+    columns: tuple[Column[Item], ...]
+
+    @cached_property
+    def csv_columns(self) -> tuple[Column[Item], ...]:
+        """Those of a file."""
+        return tuple(column for column in self.columns if column.in_csv)
+
+    def csv_rows(self, items: Iterable[Item]) -> Iterator[list[str]]:
+        """The heading and a row for each item; texts are made harmless for spreadsheets."""
+        yield [column.name for column in self.csv_columns]
+        for item in items:
+            # A number may be negative; an apostrophe before its sign would make it a text.
+            yield [column.text(item) if column.is_number else neutral(column.text(item)) for column in self.csv_columns]
+
+    def texts(self, item: Item) -> dict[str, Any]:
+        """An item as it is printed, by column."""
+        return {
+            column.name: column.exact(item) if column.kind is Kind.FACTS else column.text(item)
+            for column in self.columns
+        }
+
+    def exact(self, item: Item) -> dict[str, Any]:
+        """An item as programs read it, by column."""
+        return {column.exact_name: column.exact(item) for column in self.columns}
+
+    def others(self, names: Iterable[str], item: Item) -> list[tuple[str, str]]:
+        """The heading and the text of every column that a page has no place of its own for, where it has a value."""
+        placed = set(names)
+        cells = (
+            (column.heading or column.name.replace("_", " "), column.text(item))
+            for column in self.csv_columns
+            if column.name not in placed
+        )
+        return [(heading, text) for heading, text in cells if text]

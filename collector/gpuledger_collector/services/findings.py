@@ -1,0 +1,165 @@
+"""What is idle, and what spending stands out: the findings that a reader may see, with what they amount to."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.insight.findings import NamedFinding
+from gpuledger_collector.storage.access.row_level_security import as_viewer
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.locks import Connection
+
+NOBODY = "(nobody)"
+MOSTLY = 2
+"""Places of a group that are named: where most of its cost was."""
+Kind = Literal["idle", "anomaly"]
+
+
+class Viewer(Protocol):
+    """Who asks: the subtree of owners that may be seen; None: the whole fleet."""
+
+    @property
+    def owner(self) -> Mapping[str, str] | None:
+        """Level -> value."""
+
+    def sees(self, owner: Mapping[str, str], team: str = "") -> bool:
+        """Whether something of this owner may be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFleet:
+    """Who may see everything."""
+
+    owner: Mapping[str, str] | None = None
+
+    def sees(self, owner: Mapping[str, str], team: str = "") -> bool:  # noqa: ARG002 - every owner
+        """Always."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class FindingGroup:
+    """Findings of one state or team in one currency."""
+
+    name: str
+    currency: str
+    findings: int
+    ongoing: int
+    total_ms: int
+    cost: Money | None
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CurrencyTotal:
+    """How many findings are priced in one currency (None: in none), and what each further day of them costs."""
+
+    currency: str | None
+    count: int
+    per_day: Money | None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingList:
+    """Findings, ongoing ones first, then by falling cost. `looked_ms`: up to when was searched; None: never."""
+
+    items: Sequence[NamedFinding]
+    looked_ms: int | None
+
+    def only(self, condition: Callable[[NamedFinding], bool]) -> FindingList:
+        """Those that meet a condition."""
+        return replace(self, items=[item for item in self.items if condition(item)])
+
+    @property
+    def ongoing(self) -> FindingList:
+        """Those that have not ended."""
+        return self.only(lambda item: item.is_ongoing)
+
+    def dearest_first(self) -> FindingList:
+        """By what a further day of each costs."""
+        return replace(self, items=sorted(self.items, key=lambda item: -(item.per_day_micro or 0)))
+
+    def by_key(self) -> FindingList:
+        """In the order of their keys."""
+        return replace(self, items=sorted(self.items, key=lambda item: item.key))
+
+    @property
+    def costs(self) -> list[Money]:
+        """What they cost so far, by currency; what has no price is in none."""
+        return _totals(item.cost for item in self.items)
+
+    @property
+    def per_day(self) -> list[Money]:
+        """What each further day of the ongoing ones costs, by currency."""
+        return _totals(item.per_day for item in self.items)
+
+    @property
+    def by_currency(self) -> list[CurrencyTotal]:
+        """A total for each currency, in the order of the list."""
+        totals = []
+        for currency in dict.fromkeys(item.currency for item in self.items):
+            own = replace(self, items=[item for item in self.items if item.currency == currency])
+            totals.append(CurrencyTotal(currency, len(own.items), next(iter(own.per_day), None)))
+        return totals
+
+    @property
+    def unpriced(self) -> int:
+        """How many have no price."""
+        return sum(item.currency is None for item in self.items)
+
+    def groups(self, by: Literal["state", "team"]) -> list[FindingGroup]:
+        """A group for each state or team and currency, dearest first."""
+        groups: dict[tuple[str, str], list[NamedFinding]] = defaultdict(list)
+        for item in self.items:
+            groups[holder(item) if by == "team" else item.state, item.currency or ""].append(item)
+        listed = [_group(name, currency, items) for (name, currency), items in groups.items()]
+        return sorted(listed, key=lambda group: (-(group.cost.micro if group.cost else 0), group.name))
+
+
+def list_findings(
+    connection: Connection, kind: Kind, period: Period, viewer: Viewer, shown: Viewer | None = None
+) -> FindingList:
+    """What was seen in a period or is ongoing, read with the rights of a viewer; `shown` narrows it further.
+
+    What nobody holds is in no owner's part.
+    """
+    scope = viewer if shown is None else shown
+    with as_viewer(connection, viewer.owner):
+        items = findings.list_named(connection, kind, period.start_ms, period.end_ms)
+    if scope.owner is not None:
+        items = [item for item in items if not item.is_free and scope.sees(item.owner, item.team)]
+    return FindingList(items, findings.progress(connection, kind))
+
+
+def holder(finding: NamedFinding) -> str:
+    """The team that holds it; in parentheses nobody, or somebody whose team is not known."""
+    return finding.team or (NOBODY if finding.is_free else UNATTRIBUTED)
+
+
+def _totals(amounts: Iterable[Money | None]) -> list[Money]:
+    sums: Counter[str] = Counter()
+    for amount in amounts:
+        if amount is not None:
+            sums[amount.currency] += amount.micro
+    return [Money(sums[currency], currency) for currency in sorted(sums)]
+
+
+def _group(name: str, currency: str, items: Sequence[NamedFinding]) -> FindingGroup:
+    cost_by_place: Counter[str] = Counter()
+    for item in items:
+        cost_by_place[item.workload_name or item.node] += item.cost_micro or 0
+    return FindingGroup(
+        name=name,
+        currency=currency,
+        findings=len(items),
+        ongoing=sum(item.is_ongoing for item in items),
+        total_ms=sum(item.until_ms - item.since_ms for item in items),
+        cost=next(iter(_totals(item.cost for item in items)), None),
+        places=tuple(place for place, _ in cost_by_place.most_common(MOSTLY) if place),
+    )
