@@ -116,8 +116,8 @@ def usage(
     """
     on_overlap, table = overlap_option(replaces, also), table_options(zone, dates, column, sheet)
     usage_options = UsageOptions(optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table)
-    with reading(file) as on_row:
-        parsed = read_usage(file, usage_options, on_row)
+    with reading(file) as on_line:
+        parsed = read_usage(file, usage_options, on_line)
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
         print(import_usage(session, file, parsed, dry_run, on_overlap))
@@ -145,8 +145,8 @@ def sacct(
     read with --zone.
     """
     on_overlap = overlap_option(replaces, also)
-    with reading(file):
-        parsed = read_sacct(file, optional_pool(pool), instants(any_instant), zone_option(zone))
+    with reading(file) as on_line:
+        parsed = read_sacct(file, optional_pool(pool), instants(any_instant), zone_option(zone), on_line)
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
         print(import_usage(session, file, parsed, dry_run, on_overlap))
@@ -256,16 +256,17 @@ def prices(
     Versions are never edited: an equal row changes nothing, another rate for the same place and instant supersedes the
     one before it, and the affected days are rated again.
     """
-    with reading(file):
-        parsed = read_prices(file)
+    with reading(file) as on_line:
+        parsed = read_prices(file, on_line)
     refuse_bad(file, parsed, skip_bad)
 
-    def work(connection: Connection, _on_row: OnRow) -> ImportOutcome:
+    def work(connection: Connection, on_row: OnRow) -> ImportOutcome:
         # Known only here: the currency of a rate must be that of the rates in force for the same place.
         parsed.problems = price_book.currency_changes(connection, parsed.rows)
         refuse_bad(file, parsed, skip_bad)
         bad = {problem.source.rpartition(":")[0] for problem in parsed.problems}
-        outcome = price_book.add(connection, [price for price in parsed.rows if price.source not in bad], wiring.now())
+        good = [price for price in parsed.rows if price.source not in bad]
+        outcome = price_book.add(connection, good, wiring.now(), on_row)
         warn_of_regions(connection)
         return outcome
 
@@ -285,12 +286,12 @@ def inventory(
 
     The file is the authority for the accelerators that it names: their placements become those of the file.
     """
-    with reading(file):
-        parsed = read_inventory(file, instants(any_instant))
+    with reading(file) as on_line:
+        parsed = read_inventory(file, instants(any_instant), on_line)
     refuse_bad(file, parsed, skip_bad)
     _write_file(
         "placements of accelerators",
-        lambda connection, _: placements.replace(connection, parsed.rows, wiring.now()),
+        lambda connection, on_row: placements.replace(connection, parsed.rows, wiring.now(), on_row),
         dsn,
         config,
         dry_run,
@@ -314,8 +315,8 @@ def samples(
     Samples show what accelerators did, and feed the minute rollup; who held them comes from agents or usage imports.
     """
     start_ms = None if start is None else _instant("--start", start)
-    with reading(file):
-        parsed = read_samples(file, start_ms, instants(any_instant))
+    with reading(file) as on_line:
+        parsed = read_samples(file, start_ms, instants(any_instant), on_line)
     refuse_bad(file, parsed, skip_bad)
     before_ms = partitions.coarse_before(clock_ms())
     _write_file(
@@ -342,8 +343,8 @@ def bill(
     A newer file of a billing period supersedes the one before, which is kept; the same file again changes nothing.
     """
     try:
-        with reading(file):
-            parsed = read_bill(file, provider)
+        with reading(file) as on_line:
+            parsed = read_bill(file, provider, on_line)
     except NoArrow as error:
         refuse(str(error), UNAVAILABLE)
     for sentence in (*in_order(parsed.problems), *(f"{file}: {note}" for note in parsed.notes)):
@@ -353,7 +354,7 @@ def bill(
     rows = [(key.provider, Period(key.start_ms, key.end_ms), lines) for key, lines in parsed.bills.items()]
     _write_file(
         "bills",
-        lambda connection, _: bills.add(connection, rows, file.name, parsed.sha256, wiring.now()),
+        lambda connection, on_line: bills.add(connection, rows, file.name, parsed.sha256, wiring.now(), on_line),
         dsn,
         config,
         dry_run,
@@ -376,11 +377,15 @@ def queue(
     A column source may name the scheduler. All rows of a source and an instant are its whole queue then; a row without
     workload_id says that nothing waited. Demand and forecasts count what waits from the first reading on.
     """
-    with reading(file):
-        parsed = read_queue(file, source, pool_name(pool), instants(any_instant))
+    with reading(file) as on_line:
+        parsed = read_queue(file, source, pool_name(pool), instants(any_instant), on_line)
     refuse_bad(file, parsed, skip_bad)
     _write_file(
-        "readings", lambda connection, _: queues.add(connection, parsed.rows, wiring.now()), dsn, config, dry_run
+        "readings",
+        lambda connection, on_row: queues.add(connection, parsed.rows, wiring.now(), on_row),
+        dsn,
+        config,
+        dry_run,
     )
 
 
@@ -405,13 +410,14 @@ def shares(
         from_on = None if effective_from is None else dt.date.fromisoformat(effective_from)
     except ValueError:
         refuse(f"--effective-from: {effective_from!r} is not a day; write it as 2026-10-31")
-    scheduler, parsed = read_shares(file, pool_name(pool), from_on)
+    with reading(file) as on_line:
+        scheduler, parsed = read_shares(file, pool_name(pool), from_on, on_line)
     refuse_bad(file, parsed, skip_bad=False)
     read_from = f"{scheduler}:{pool_name(pool)}"
     rows = [replace(share, read_from=read_from) for share in parsed.rows]
     _write_file(
         "shares",
-        lambda connection, _: declarations.replace_shares(connection, rows, wiring.now(), read_from),
+        lambda connection, on_row: declarations.replace_shares(connection, rows, wiring.now(), read_from, on_row),
         dsn,
         config,
         dry_run,

@@ -239,16 +239,16 @@ def _read_file(
 def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> UsageFile:
     """The workloads of a file, after saying how it was understood."""
     if is_sacct(file):
-        with imports.reading(file):
+        with imports.reading(file) as on_line:
             zone = imports.zone_option(usage_options.table.zone)
-            parsed = read_sacct(file, usage_options.pool, usage_options.instants, zone)
+            parsed = read_sacct(file, usage_options.pool, usage_options.instants, zone, on_line)
         say(f"{file}: what sacct prints, {plural(len(parsed.rows), 'job')} with GPUs")
     else:
         parsed = UsageFile()
-        with imports.reading(file) as on_row:
-            table = understand(file, usage_options, parsed.problems)
+        with imports.reading(file) as on_line:
+            table = understand(file, usage_options, parsed.problems, on_line)
             if table is not None:
-                read_table_rows(table, usage_options, parsed, on_row)
+                read_table_rows(table, usage_options, parsed, on_line)
         if table is not None:
             _show(table)
             if not set(LEVELS) & (parsed.columns.tags or set()):

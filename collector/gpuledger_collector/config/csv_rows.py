@@ -19,6 +19,7 @@ from gpuledger_collector.config import workbook
 from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.files import bounded_rows, read_content
 from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 
 WINDOWS = "read as Windows-1252, because it is not UTF-8"
 _NO_TEXT = "is no text; save its table as CSV UTF-8 or .xlsx"
@@ -41,24 +42,24 @@ class Parsed(Generic[Value]):
 
 
 def read_rows(
-    path: Path, model: type[AnyRow], parsed: Parsed[Any], instants: Instants
+    path: Path, model: type[AnyRow], parsed: Parsed[Any], instants: Instants, on_line: OnRow = tell_nobody
 ) -> Iterator[tuple[Record, AnyRow]]:
     """The good rows of a CSV file with their records. Raises OSError when the file cannot be opened."""
-    for record in read_records(path, model, parsed):
+    for record in read_records(path, model, parsed, on_line):
         row = model.read(record, parsed.problems, instants)
         if row is not None:
             yield record, row
 
 
-def read_records(path: Path, model: type[Row], parsed: Parsed[Any]) -> Iterator[Record]:
+def read_records(path: Path, model: type[Row], parsed: Parsed[Any], on_line: OnRow = tell_nobody) -> Iterator[Record]:
     """The rows of a CSV file, without columns that the model does not know; none when the header is bad.
 
-    Raises OSError when the file cannot be opened.
+    `on_line` is told how many of how many lines are read. Raises OSError when the file cannot be opened.
     """
     text = decode(path, parsed.problems, parsed.notes)
     if text is None:
         return iter(())
-    header, records = split_rows(path, text, parsed.problems)
+    header, records = split_rows(path, text, parsed.problems, on_line=on_line)
     if not any(header):  # what is no table has no columns that could be missing
         return iter(())
     parsed.problems.extend(missing_columns(path, header, model.needed_columns()))
@@ -145,18 +146,29 @@ def _windows_text(content: bytearray) -> str:
     return content.decode("cp1252")
 
 
+def line_count(text: str) -> int:
+    """About how many lines a text has, whatever ends them."""
+    return max(text.count("\n"), text.count("\r"))
+
+
 def split_rows(
-    path: Path, text: str, problems: list[Problem], delimiter: str = ",", free: str | None = None
+    path: Path,
+    text: str,
+    problems: list[Problem],
+    delimiter: str = ",",
+    free: str | None = None,
+    on_line: OnRow = tell_nobody,
 ) -> tuple[list[str], Iterator[Record]]:
     """Header and rows of a CSV text; a row with another number of cells than the header is a problem.
 
-    `free`: the column that may hold the delimiter itself, for programs that do not quote.
+    `free`: the column that may hold the delimiter itself, for programs that do not quote. `on_line` is told how many
+    of how many lines are read.
     """
     if _JSON.match(text):
         problems.append(Problem("bad_csv", f"{path}:1", "is JSON and no table; write its rows as CSV"))
         return [], iter(())
     # Line by line: a StringIO takes four bytes for each character.
-    lines = (match[0] for match in _LINE.finditer(text))
+    lines = tell_each((match[0] for match in _LINE.finditer(text)), line_count(text), on_line)
     reader = csv.reader(lines, strict=True, delimiter=delimiter)
     try:
         header = [name.strip() for name in next(reader, [])]

@@ -21,6 +21,7 @@ from gpuledger_collector.config.fields import Currency, Instant, Text, after, re
 from gpuledger_collector.config.files import MAX_FILE_BYTES, PARQUET_ROWS, bounded_rows, sha256_of
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.extras import install_command
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_common.bounded_file import FileTooLarge
 
 PROVIDERS = ("ServiceProviderName", "ProviderName")
@@ -105,14 +106,16 @@ class _Line(Row):
 _TAKEN_OVER = frozenset(BillLine.__dataclass_fields__) & frozenset(_Line.model_fields)
 
 
-def read_bill(path: Path, provider: str | None = None) -> BillFile:
-    """Every line of the file; `provider` names it where the file does not. Raises OSError and NoArrow."""
+def read_bill(path: Path, provider: str | None = None, on_line: OnRow = tell_nobody) -> BillFile:
+    """Every line of the file; `provider` names it where the file does not. Raises OSError and NoArrow.
+
+    `on_line` is told how many of how many lines are read.
+    """
     bill = BillFile(sha256_of(path))
     if path.suffix == ".parquet":
-        header, records = _read_parquet(path, bill.problems)
+        header, records = _read_parquet(path, bill.problems, on_line)
     else:
-        text = decode(path, bill.problems, bill.notes)
-        header, records = ([], iter(())) if text is None else split_rows(path, text, bill.problems)
+        header, records = _read_csv(path, bill, on_line)
     if not bill.problems:
         bill.problems += missing_columns(path, header, _Line.needed_columns())
         if provider is None and not set(PROVIDERS) & set(header):
@@ -138,7 +141,13 @@ def read_bill(path: Path, provider: str | None = None) -> BillFile:
     return bill
 
 
-def _read_parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Iterator[Record]]:
+def _read_csv(path: Path, bill: BillFile, on_line: OnRow) -> tuple[list[str], Iterator[Record]]:
+    """Header and rows of a CSV file; none after adding the problem of a file that is no text."""
+    text = decode(path, bill.problems, bill.notes)
+    return ([], iter(())) if text is None else split_rows(path, text, bill.problems, on_line=on_line)
+
+
+def _read_parquet(path: Path, problems: list[Problem], on_line: OnRow) -> tuple[list[str], Iterator[Record]]:
     """Header and rows of a Parquet file, their values as the text that a CSV would hold."""
     try:
         import pyarrow as pa
@@ -160,7 +169,8 @@ def _read_parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Itera
         # bills have dozens of columns; only the needed ones are read
         batches = file.iter_batches(PARQUET_ROWS, columns=[name for name in header if name in keys])
         rows = (values for batch in batches for values in batch.to_pylist())
-        for line, values in enumerate(bounded_rows(path, rows), 1):
+        told = tell_each(rows, file.metadata.num_rows, on_line)
+        for line, values in enumerate(bounded_rows(path, told), 1):
             yield Record(str(path), line, {name: _text(value) for name, value in values.items()})
 
     return header, records()

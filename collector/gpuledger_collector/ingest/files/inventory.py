@@ -11,6 +11,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, read_rows
 from gpuledger_collector.config.fields import DECLARED, LATEST_MS, DatedInstant, Instants, Name, after
 from gpuledger_collector.config.model import Row
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 from gpuledger_collector.storage.ledger.rows import InventoryRow
 
 
@@ -25,11 +26,11 @@ class _Placement(Row):
     blank_columns = ("gpu_model", "pool", "out_at")
 
 
-def read_inventory(path: Path, instants: Instants = DECLARED) -> Parsed[InventoryRow]:
+def read_inventory(path: Path, instants: Instants = DECLARED, on_line: OnRow = tell_nobody) -> Parsed[InventoryRow]:
     """Every placement of the file, or the problems of all bad rows; those of one accelerator may not overlap."""
     parsed: Parsed[InventoryRow] = Parsed()
     placements: dict[str, list[tuple[_Placement, int]]] = {}
-    for record, placement in read_rows(path, _Placement, parsed, instants):
+    for record, placement in read_rows(path, _Placement, parsed, instants, on_line):
         others = placements.setdefault(placement.uuid, [])
         if any(placement == other for other, _ in others):
             continue  # a repeated row

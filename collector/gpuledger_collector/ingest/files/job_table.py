@@ -43,6 +43,7 @@ from gpuledger_collector.ingest.files.instants import (
     span_ms,
     units_ms,
 )
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 from gpuledger_common.plurals import plural
 
 INSTANTS = ("start", "end", "submitted")
@@ -106,13 +107,13 @@ class JobTable:
         lengths = DURATIONS if meaning == "end" else ()
         return next((self.meanings[name] for name in (meaning, *lengths) if name in self.meanings), meaning)
 
-    def rows(self, problems: list[Problem]) -> Iterator[Record]:
+    def rows(self, problems: list[Problem], on_line: OnRow = tell_nobody) -> Iterator[Record]:
         """The rows as written, without blank ones and repeated headers; adds what is no row."""
-        yield from (row for row in self.lines(problems) if not self.is_header(row))
+        yield from (row for row in self.lines(problems, on_line) if not self.is_header(row))
 
-    def lines(self, problems: list[Problem]) -> Iterator[Record]:
+    def lines(self, problems: list[Problem], on_line: OnRow = tell_nobody) -> Iterator[Record]:
         """The rows as written and repeated headers, without blank ones; adds what is no row."""
-        _, rows = split_rows(self.path, self.text, problems, self.delimiter, self._free)
+        _, rows = split_rows(self.path, self.text, problems, self.delimiter, self._free, on_line)
         shift = self.first_line
         for row in rows:
             if any(map(str.strip, row.cells.values())):
@@ -152,11 +153,17 @@ class _Survey:
 
 
 def read_table(
-    path: Path, needed: Sequence[str], known: Sequence[str], options: TableOptions, problems: list[Problem]
+    path: Path,
+    needed: Sequence[str],
+    known: Sequence[str],
+    options: TableOptions,
+    problems: list[Problem],
+    on_line: OnRow = tell_nobody,
 ) -> JobTable | None:
     """Understand a file; None after adding the problems of the file as a whole. Raises OSError.
 
-    `needed` and `known`: the meanings that a table must and may have, besides tags.
+    `needed` and `known`: the meanings that a table must and may have, besides tags. `on_line` is told how many lines
+    are read, of twice as many as there are: `records` reads them again.
     """
     content = read_table_text(path, problems, options.sheet)
     if content is None:
@@ -184,7 +191,7 @@ def read_table(
     zone = ZoneInfo(options.zone) if options.zone else None
     meanings = {**columns, **likely}
     table = JobTable(path, text, first_line, delimiter, header, meanings, zone=zone, origin=content.origin)
-    survey = _survey(table)
+    survey = _survey(table, lambda done, total: on_line(done, 2 * total))
     day_first = _day_first(table, survey, options, problems)
     has_decimal_comma = _has_decimal_comma(table, survey, problems)
     problems += _unclear(table, survey)
@@ -225,13 +232,13 @@ def _unclear(table: JobTable, survey: _Survey) -> Iterator[Problem]:
         yield Problem("no_zone", str(table.path), message)
 
 
-def _survey(table: JobTable) -> _Survey:
+def _survey(table: JobTable, on_line: OnRow) -> _Survey:
     survey = _Survey()
     names = table.meanings
     instants = [names[meaning] for meaning in INSTANTS if meaning in names]
     numbers = [names[meaning] for meaning in ("gpus", *UNIT_MS) if meaning in names]
     id_column = names.get("workload_id")
-    for row in table.lines([]):
+    for row in table.lines([], on_line):
         if table.is_header(row):
             survey.repeated_headers += 1
             continue
@@ -263,11 +270,16 @@ def _job_ids(table: JobTable, survey: _Survey) -> frozenset[str]:
 
 
 def records(
-    table: JobTable, allowed: Instants, problems: list[Problem], notes: list[str]
+    table: JobTable,
+    allowed: Instants,
+    problems: list[Problem],
+    notes: list[str],
+    on_line: OnRow = tell_nobody,
 ) -> Iterator[tuple[Record, Mapping[str, str]]]:
     """The rows by meaning, with their tags; instants are unix milliseconds, the end is there where a duration was.
 
     Adds a problem for each cell that is no instant or none of those allowed; no field takes what is in its place.
+    `on_line` is told how many lines are read, as by `read_table`, which has read them once.
     """
     reader = _RecordReader(table, InstantReader(table.zone, table.day_first), allowed, problems)
     id_column, start_column = table.meanings["workload_id"], table.meanings["start"]
@@ -275,7 +287,7 @@ def records(
     steps = 0
     opencost: Counter[str] = Counter()
     kinds = AllocationKinds()
-    for row in table.rows(problems):
+    for row in table.rows(problems, lambda done, total: on_line(total + done, 2 * total)):
         if table.job_ids and _step_of(row.cells[id_column].strip()) in table.job_ids:
             steps += 1
         elif (name := _opencost_row(row.cells)) is not None:

@@ -18,6 +18,7 @@ from gpuledger_collector.config.csv_rows import Parsed, read_rows
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, decimal, refusal
 from gpuledger_collector.config.model import Row
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 
 MAX_GPUS = 1_000_000
 
@@ -46,11 +47,17 @@ class _Waiting(Row):
         return workload_id
 
 
-def read_queue(path: Path, source: str = "file", pool: str = "", instants: Instants = DECLARED) -> Parsed[QueueRow]:
+def read_queue(
+    path: Path,
+    source: str = "file",
+    pool: str = "",
+    instants: Instants = DECLARED,
+    on_line: OnRow = tell_nobody,
+) -> Parsed[QueueRow]:
     """Every reading of the file, or the problems of all bad rows. `source`, `pool`: of rows that name none."""
     parsed: Parsed[QueueRow] = Parsed()
     readings: dict[tuple[str, int], dict[str, WaitingRow]] = {}
-    for record, row in read_rows(path, _Waiting, parsed, instants):
+    for record, row in read_rows(path, _Waiting, parsed, instants, on_line):
         # a row without a workload still makes a reading: an empty queue was seen
         queue = readings.setdefault((row.source or source, row.at_ms), {})
         if not row.workload_id:

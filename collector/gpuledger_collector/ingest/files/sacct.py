@@ -30,6 +30,7 @@ from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.ingest.files.instants import InstantReader, is_local, is_number, suspended_ms
 from gpuledger_collector.ingest.files.job_table import AllocationKinds, gpus_of
 from gpuledger_collector.ingest.files.usage import UsageFile, WorkloadRows
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_collector.storage.ledger.rows import UNKNOWN_POOL, UsageColumns, UsageRow, UsageSource
 from gpuledger_common.plurals import plural
 
@@ -129,11 +130,16 @@ def _is_header(line: str) -> bool:
 
 
 def read_sacct(
-    path: Path, pool: str | None = None, instants: Instants = DECLARED, zone: ZoneInfo | None = None
+    path: Path,
+    pool: str | None = None,
+    instants: Instants = DECLARED,
+    zone: ZoneInfo | None = None,
+    on_line: OnRow = tell_nobody,
 ) -> UsageFile:
     """Every job of the file that had GPUs, or the problems of all bad rows. `pool` None: the partition is the pool.
 
-    `zone`: of local times, as sacct prints them by itself; None refuses them.
+    `zone`: of local times, as sacct prints them by itself; None refuses them. `on_line` is told how many of how many
+    lines are read.
 
     The account is the tag `team` unless the job's comment (`project=llm;team=x`) names one. Raises OSError.
 
@@ -150,7 +156,7 @@ def read_sacct(
     rows = WorkloadRows(has_runs=True)
     kinds = AllocationKinds()
     clock = None if zone is None else InstantReader(zone, day_first=None)
-    for record in _split(path, text, parsed.problems):
+    for record in _split(path, text, parsed.problems, on_line):
         if record.cells["start"].strip() in _NEVER:
             waiting += 1
             continue
@@ -213,9 +219,9 @@ def _other_columns(path: Path, text: str) -> Problem | None:
     return Problem("no_column", f"{path}:1", message)
 
 
-def _split(path: Path, text: str, problems: list[Problem]) -> Iterator[Record]:
+def _split(path: Path, text: str, problems: list[Problem], on_line: OnRow) -> Iterator[Record]:
     """Rows by their bars; a header line is ignored, and only the last column may hold a bar itself."""
-    for line, raw in bounded_rows(path, _records(text)):
+    for line, raw in bounded_rows(path, _records(text, on_line)):
         cells = raw.split("|", len(COLUMNS) - 1)
         if len(cells) != len(COLUMNS):
             message = f"has {len(cells)} columns where sacct was to print {len(COLUMNS)}: {','.join(COLUMNS)}"
@@ -224,14 +230,15 @@ def _split(path: Path, text: str, problems: list[Problem]) -> Iterator[Record]:
         yield Record(str(path), line, dict(zip(COLUMNS, cells, strict=True)))
 
 
-def _records(text: str) -> Iterator[tuple[int, str]]:
+def _records(text: str, on_line: OnRow) -> Iterator[tuple[int, str]]:
     """Records with the line on which each begins: comments and names may hold line ends, and sacct prints them.
 
     A record that has come as far as its comment takes lines until it has all its columns; a line that does not begin
     with a job id, though the record before is whole, still belongs to that one's last column, the name.
     """
     begun, record = 0, ""
-    for line, raw in enumerate(text.splitlines(), start=1):
+    lines = text.splitlines()
+    for line, raw in enumerate(tell_each(lines, len(lines), on_line), start=1):
         if not raw.strip() or raw.lower().startswith("jobidraw|"):
             continue
         if record.count("|") >= FREE_FROM and (record.count("|") < len(COLUMNS) - 1 or not _BEGINS.match(raw)):

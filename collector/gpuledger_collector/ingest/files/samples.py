@@ -19,6 +19,7 @@ from gpuledger_collector.config.csv_rows import Parsed, decode, read_records
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, read_text, refusal
 from gpuledger_collector.config.files import bounded_rows
 from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_collector.storage.ledger.rows import SampleRow
 from gpuledger_common.catalog import HOT
 
@@ -54,19 +55,22 @@ _METRICS: dict[str, Any] = {
 _Sample: type[_Instant] = create_model("_Sample", __base__=_Instant, **_METRICS)
 
 
-def read_samples(path: Path, start_ms: int | None = None, instants: Instants = DECLARED) -> Parsed[SampleRow]:
+def read_samples(
+    path: Path, start_ms: int | None = None, instants: Instants = DECLARED, on_line: OnRow = tell_nobody
+) -> Parsed[SampleRow]:
     """Every sample of the file, or the problems of all bad rows. Raises OSError when it cannot be opened.
 
-    `start_ms` is when a recording began: its ticks only say how long after.
+    `start_ms` is when a recording began: its ticks only say how long after. `on_line` is told how many of how many
+    lines are read.
     """
     parsed: Parsed[SampleRow] = Parsed()
     text = decode(path, parsed.problems, [])
     if text is None:
         return parsed
-    records = read_records(path, _Sample, parsed)
+    records = read_records(path, _Sample, parsed, on_line)
     if text.lstrip().startswith("{"):
         parsed = Parsed()
-        records = _read_json(path, text, start_ms, parsed.problems)
+        records = _read_json(path, text, start_ms, parsed.problems, on_line)
     seen: set[tuple[str, int]] = set()
     for record in records:
         sample = _Sample.read(record, parsed.problems, instants)
@@ -78,8 +82,11 @@ def read_samples(path: Path, start_ms: int | None = None, instants: Instants = D
     return parsed
 
 
-def _read_json(path: Path, text: str, start_ms: int | None, problems: list[Problem]) -> Iterator[Record]:
-    for number, line in enumerate(bounded_rows(path, text.splitlines()), 1):
+def _read_json(
+    path: Path, text: str, start_ms: int | None, problems: list[Problem], on_line: OnRow
+) -> Iterator[Record]:
+    lines = text.splitlines()
+    for number, line in enumerate(bounded_rows(path, tell_each(lines, len(lines), on_line)), 1):
         if not line.strip():
             continue
         try:

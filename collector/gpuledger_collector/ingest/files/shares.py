@@ -22,6 +22,7 @@ from pathlib import Path
 from gpuledger_collector.accounting.fair_share import PoolShare
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, decode
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 
 COMMAND = "sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres"
 SLURM, KUBERNETES = "slurm", "kubernetes"
@@ -42,20 +43,27 @@ _REQUESTED = re.compile(r"requests\.[^/]+/gpu", re.ASCII)
 _DIGITS = Decimal("0.000001")
 
 
-def read_shares(file: Path, pool: str, from_on: dt.date | None) -> tuple[str, Parsed[PoolShare]]:
-    """Read shares of a pool, and say from which scheduler. Raises OSError."""
+def read_shares(
+    file: Path, pool: str, from_on: dt.date | None, on_line: OnRow = tell_nobody
+) -> tuple[str, Parsed[PoolShare]]:
+    """Read shares of a pool, and say from which scheduler. Raises OSError.
+
+    `on_line` is told how many of how many lines, or quotas, are read.
+    """
     parsed: Parsed[PoolShare] = Parsed()
     text = decode(file, parsed.problems, parsed.notes)
     if text is None:
         return "", parsed
     if text.lstrip().startswith("{"):
-        _read_quotas(file, text, parsed, pool, from_on)
+        _read_quotas(file, text, parsed, pool, from_on, on_line)
         return KUBERNETES, parsed
-    _read_associations(file, text, parsed, pool, from_on)
+    _read_associations(file, text, parsed, pool, from_on, on_line)
     return SLURM, parsed
 
 
-def _read_quotas(file: Path, text: str, parsed: Parsed[PoolShare], pool: str, from_on: dt.date | None) -> None:
+def _read_quotas(
+    file: Path, text: str, parsed: Parsed[PoolShare], pool: str, from_on: dt.date | None, on_quota: OnRow
+) -> None:
     try:
         items = json.loads(text)["items"]
         quotas = [(item["metadata"]["namespace"], item["spec"].get("hard", {})) for item in items]
@@ -65,7 +73,7 @@ def _read_quotas(file: Path, text: str, parsed: Parsed[PoolShare], pool: str, fr
         )
         return
     least: dict[str, int] = {}
-    for namespace, hard in quotas:
+    for namespace, hard in tell_each(quotas, len(quotas), on_quota):
         for resource, amount in hard.items():
             if not _REQUESTED.fullmatch(resource):
                 continue
@@ -80,8 +88,10 @@ def _read_quotas(file: Path, text: str, parsed: Parsed[PoolShare], pool: str, fr
         parsed.problems.append(Problem("empty", str(file), "has no quota of requests.VENDOR/gpu"))
 
 
-def _read_associations(file: Path, text: str, parsed: Parsed[PoolShare], pool: str, from_on: dt.date | None) -> None:
-    tree = _read_tree(file, text, parsed)
+def _read_associations(
+    file: Path, text: str, parsed: Parsed[PoolShare], pool: str, from_on: dt.date | None, on_line: OnRow
+) -> None:
+    tree = _read_tree(file, text, parsed, on_line)
     if tree is None:
         return
     limited = tree.limits(pool.casefold())
@@ -104,8 +114,9 @@ def _read_associations(file: Path, text: str, parsed: Parsed[PoolShare], pool: s
     )
 
 
-def _read_tree(file: Path, text: str, parsed: Parsed[PoolShare]) -> _Tree | None:
-    lines = csv.reader(text.splitlines(), delimiter="|", quoting=csv.QUOTE_NONE)
+def _read_tree(file: Path, text: str, parsed: Parsed[PoolShare], on_line: OnRow) -> _Tree | None:
+    raw = text.splitlines()
+    lines = csv.reader(tell_each(raw, len(raw), on_line), delimiter="|", quoting=csv.QUOTE_NONE)
     header = [name.replace(" ", "").lower() for name in next(lines, [])]
     columns = {_COLUMNS[name]: at for at, name in enumerate(header) if name in _COLUMNS}
     if missing := sorted(_NEEDED - columns.keys()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from gpuledger_collector.config.model import Row
 from gpuledger_collector.ingest.files import job_table
 from gpuledger_collector.ingest.files.headers import TAG, TableOptions, ignored_notes, is_alloc_tres
 from gpuledger_collector.ingest.files.job_table import JobTable
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 from gpuledger_collector.storage.ledger.rows import (
     ALL_COLUMNS,
     OPTIONAL,
@@ -37,9 +38,6 @@ MAX_GPUS = 100_000
 LONG_DAYS = 90
 """Longer usage of one workload gets a warning: a forgotten end is billed until one is imported."""
 MAX_WARNINGS = 10
-ROWS_A_STEP = 1_000
-"""How often a bar moves."""
-OnRow = Callable[[int, int], None]
 
 _Instant = Annotated[int, Strict()]
 """Unix milliseconds, as tables of jobs hand them over."""
@@ -84,25 +82,26 @@ class _Usage(Row):
     blank_columns = ("start", "end")
 
 
-def _nothing(_done: int, _total: int) -> None:
-    """Where nobody watches."""
+def read_usage(path: Path, options: UsageOptions, on_line: OnRow = tell_nobody) -> UsageFile:
+    """Every row of the file, or the problems of all that are bad. Raises OSError when it cannot be opened.
 
-
-def read_usage(path: Path, options: UsageOptions, on_row: OnRow = _nothing) -> UsageFile:
-    """Every row of the file, or the problems of all that are bad. Raises OSError when it cannot be opened."""
+    `on_line` is told how many lines are read, of twice as many as there are: each is read twice.
+    """
     parsed = UsageFile()
-    table = understand(path, options, parsed.problems)
+    table = understand(path, options, parsed.problems, on_line)
     if table is not None:
         parsed.notes += [table.origin] if table.origin else []
         ignored = ignored_notes(table.columns)
         parsed.notes += [f"column {name!r} is ignored" for name, resembles in ignored if resembles is None]
-        read_table_rows(table, options, parsed, on_row)
+        read_table_rows(table, options, parsed, on_line)
     return parsed
 
 
-def understand(path: Path, options: UsageOptions, problems: list[Problem]) -> JobTable | None:
+def understand(
+    path: Path, options: UsageOptions, problems: list[Problem], on_line: OnRow = tell_nobody
+) -> JobTable | None:
     """What the columns of a file mean; None after adding what is wrong with the file as a whole. Raises OSError."""
-    return job_table.read_table(path, _Usage.needed_columns(), _Usage.cell_names(), options.table, problems)
+    return job_table.read_table(path, _Usage.needed_columns(), _Usage.cell_names(), options.table, problems, on_line)
 
 
 def _columns_of(table: JobTable, options: UsageOptions) -> UsageColumns:
@@ -116,16 +115,13 @@ def _columns_of(table: JobTable, options: UsageOptions) -> UsageColumns:
     return UsageColumns(fields, frozenset(tags), has_runs=has_tres)
 
 
-def read_table_rows(table: JobTable, options: UsageOptions, parsed: UsageFile, on_row: OnRow = _nothing) -> None:
-    """Read every row of a table that is understood; `on_row` is told now and then how many of how many are read."""
+def read_table_rows(table: JobTable, options: UsageOptions, parsed: UsageFile, on_line: OnRow = tell_nobody) -> None:
+    """Read every row of a table that is understood, which is the second half of what `on_line` is told."""
     parsed.columns = _columns_of(table, options)
     rows = WorkloadRows(has_runs=parsed.columns.has_runs)
     skipped = without_gpu = empty = 0
     parsed.notes += [note for _, note in ignored_notes(table.columns) if note is not None]
-    records = job_table.records(table, options.instants, parsed.problems, parsed.notes)
-    for number, (record, tags) in enumerate(records):
-        if number % ROWS_A_STEP == 0:
-            on_row(number, table.count)
+    for record, tags in job_table.records(table, options.instants, parsed.problems, parsed.notes, on_line):
         has_start = record.cells["start"] != ""
         if not has_start and options.empty_start == "skip":
             skipped += 1

@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.true_up import HeldLine
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import inventory
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
@@ -40,12 +41,18 @@ def add(
     file_name: str,
     sha256: str,
     now: dt.datetime,
+    on_line: OnRow = tell_nobody,
 ) -> ImportOutcome:
-    """Keep these bills (provider, billing period, lines); the same file again changes nothing. Counted in bills."""
+    """Keep these bills (provider, billing period, lines); the same file again changes nothing. Counted in bills.
+
+    `on_line` is told how many lines of how many are written.
+    """
     added = updated = unchanged = 0
+    done, total = 0, sum(len(lines) for _, _, lines in bills)
     changes: list[audit.Change] = []
     connection.execute("LOCK TABLE bill IN SHARE ROW EXCLUSIVE MODE")
     for provider, period, lines in bills:
+        done += len(lines)
         before = _in_force(connection, provider, period)
         if before is not None and before.sha256 == sha256:
             unchanged += 1
@@ -62,11 +69,12 @@ def add(
         ).fetchone()
         assert row is not None
         with connection.cursor().copy(f"COPY bill_line (bill_id, {_LINE}) FROM STDIN") as copy:
-            for line in lines:
+            for line in tell_each(lines, total, on_line, done - len(lines)):
                 copy.write_row((row[0], *astuple(line)))
         old = None if before is None else {"file": before.file_name, "sha256": before.sha256}
         changes.append(audit.Change("bill", provider, old, {"file": file_name, "sha256": sha256, "lines": len(lines)}))
     audit.record(connection, changes, int(now.timestamp() * 1000))
+    on_line(total, total)
     return ImportOutcome(added, updated, unchanged)
 
 

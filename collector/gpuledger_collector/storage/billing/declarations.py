@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -55,12 +56,19 @@ def declared_shares(connection: Connection) -> list[PoolShare]:
 
 
 def replace_shares(
-    connection: Connection, wanted: Sequence[PoolShare], now: dt.datetime, read_from: str = ""
+    connection: Connection,
+    wanted: Sequence[PoolShare],
+    now: dt.datetime,
+    read_from: str = "",
+    on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
-    """Replace the shares in force of one scheduler and pool, or the declared ones. No charge changes."""
+    """Replace the shares in force of one scheduler and pool, or the declared ones. No charge changes.
+
+    `on_row` is told how far it is.
+    """
     others = [share for share in pool_shares(connection) if share.read_from != read_from]
     rows = [{name: getattr(share, name) for name in _SHARE} for share in (*others, *wanted)]
-    outcome = replace_rows(connection, "pool_share", _SHARE, rows, after_closes(connection, now))
+    outcome = replace_rows(connection, "pool_share", _SHARE, rows, after_closes(connection, now), on_row=on_row)
     return ImportOutcome(outcome.added, outcome.updated, outcome.unchanged - len(others))
 
 
@@ -121,8 +129,12 @@ def replace_rows(
     rows: Sequence[Mapping[str, Any]],
     now: dt.datetime,
     among: str = "true",
+    on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
-    """Replace the rows in force `among` those of a condition; rows of the same content stay."""
+    """Replace the rows in force `among` those of a condition; rows of the same content stay.
+
+    `on_row` is told how many of the new rows are written.
+    """
     known = {
         _content(dict(zip(columns, row[1:], strict=True))): row[0]
         for row in connection.execute(
@@ -135,7 +147,7 @@ def replace_rows(
     connection.execute(
         f"UPDATE {table} SET superseded_at = %s WHERE id = ANY(%s)", (now, [known[content] for content in gone])
     )
-    for content in new:
+    for content in RowStages(new, 1, on_row).one_by_one():
         cells = [_cell(wanted[content][name]) for name in columns]
         given = ", ".join(["%s"] * (len(columns) + 1))
         connection.execute(f"INSERT INTO {table} ({', '.join(columns)}, recorded_at) VALUES ({given})", (*cells, now))

@@ -15,6 +15,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing.declarations import DeclarationRefused
 from gpuledger_collector.storage.ledger import usage, zones
+from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -22,6 +23,8 @@ _COLUMNS = """id, pool, gpu_model, purchase, rate_per_gpu_hour, currency, effect
     region, node, basis"""
 _WRITTEN = """pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
     region, node, basis, recorded_at"""
+PRICE_STAGES = 3
+"""What every price passes: comparing, writing, and the days to be rated again."""
 
 
 def _price(row: Sequence[Any]) -> Price:
@@ -76,10 +79,12 @@ def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Pr
     return problems
 
 
-def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
+def add(
+    connection: Connection, prices: Sequence[Price], now: dt.datetime, on_row: OnRow = tell_nobody
+) -> ImportOutcome:
     """Add these prices; a row that says the same as the one in force changes nothing, another one supersedes it.
 
-    Raises CurrencyChanged.
+    `on_row` is told how far it is. Raises CurrencyChanged.
     """
     problems = currency_changes(connection, prices)
     if problems:
@@ -90,7 +95,8 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
     new: list[Price] = []
     changes: list[audit.Change] = []
     added = updated = 0
-    for price in prices:
+    stages = RowStages(prices, PRICE_STAGES, on_row)
+    for price in stages.one_by_one():
         old = known.get(price.identity)
         if old is not None and _says_the_same(old, price):
             continue
@@ -105,8 +111,10 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
     _supersede(connection, [price.id for price in changed if price.id is not None], now)
     _insert(connection, new, now)
     audit.record(connection, changes, int(now.timestamp() * 1000))
+    stages.pass_stage()
     # Old and new versions: days that only the old one covered must be rated again as well.
     days = _mark(connection, changed, int(now.timestamp() * 1000))
+    stages.pass_stage()
     return ImportOutcome(added, updated, len(prices) - added - updated, days)
 
 

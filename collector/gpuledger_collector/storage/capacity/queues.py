@@ -13,6 +13,7 @@ from typing import Literal
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow
+from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
@@ -42,9 +43,15 @@ _ADD = f"""INSERT INTO queue_reading AS old
     WHERE old.waiting IS DISTINCT FROM excluded.waiting RETURNING xmax = 0"""
 
 
-def add(connection: Connection, rows: Sequence[QueueRow], now: dt.datetime) -> ImportOutcome:
-    """Store readings; one of the same source and instant is replaced. Commits nothing."""
-    outcomes = [store(connection, row, sums_json(row), now) for row in rows]
+def add(
+    connection: Connection, rows: Sequence[QueueRow], now: dt.datetime, on_row: OnRow = tell_nobody
+) -> ImportOutcome:
+    """Store readings; one of the same source and instant is replaced. Commits nothing.
+
+    `on_row` is told how far it is.
+    """
+    stages = RowStages(rows, 1, on_row)
+    outcomes = [store(connection, row, sums_json(row), now) for row in stages.one_by_one()]
     return ImportOutcome(*(outcomes.count(outcome) for outcome in ("added", "updated", "unchanged")))
 
 

@@ -10,8 +10,12 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger.placements import settle
+from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.ledger.rows import CapacityRow, ImportOutcome, InventoryRow
 from gpuledger_collector.storage.locks import Connection
+
+INVENTORY_STAGES = 2
+"""What every accelerator passes: writing, and the capacity that follows from its placements."""
 
 
 def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
@@ -40,10 +44,12 @@ def gpus_by_node(connection: Connection, names: Sequence[str], period: Period) -
     return {str(name): int(micro) for name, micro in rows}
 
 
-def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.datetime) -> ImportOutcome:
+def replace(
+    connection: Connection, rows: Sequence[InventoryRow], now: dt.datetime, on_row: OnRow = tell_nobody
+) -> ImportOutcome:
     """Replace the inventory of every accelerator named here; others keep theirs.
 
-    The file decides when and where an accelerator is, whatever agents report.
+    The file decides when and where an accelerator is, whatever agents report. `on_row` is told how far it is.
     """
     placements: dict[str, list[InventoryRow]] = defaultdict(list)
     for row in rows:
@@ -59,7 +65,8 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
     counts = {"added": 0, "updated": 0, "unchanged": 0}
     changed: list[int] = []
     changes: list[audit.Change] = []
-    for uuid, wanted in placements.items():
+    stages = RowStages(list(placements.items()), INVENTORY_STAGES, on_row)
+    for uuid, wanted in stages.one_by_one():
         accelerator_id = accelerators[uuid]
         new = sorted((nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0) for row in wanted)
         old = known.get(accelerator_id, [])
@@ -77,11 +84,13 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
                 (accelerator_id, node_id, pool, model, in_ms, out_ms or None),
             )
     if not changed:
+        stages.pass_stage()
         return ImportOutcome(**counts)
     audit.record(connection, changes, int(now.timestamp() * 1000))
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
     days = prices.mark_days_with_evidence(connection, since_ms, int(now.timestamp() * 1000))
+    stages.pass_stage()
     return ImportOutcome(**counts, days_to_recompute=days)
 
 

@@ -1,8 +1,8 @@
-"""How far an import is: its rows pass several stages, of which the first takes them one by one."""
+"""How far an import is, while it reads its file and while its rows pass the stages of being written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,6 +16,15 @@ def tell_nobody(_done: int, _total: int) -> None:
     """Take how far an import is where nobody asks."""
 
 
+def tell_each(items: Iterable[Row], total: int, on_row: OnRow, passed: int = 0) -> Iterator[Row]:
+    """Yield the items, telling now and then how many of all have passed; `passed`: how many did before these."""
+    for number, item in enumerate(items, passed):
+        if (number - passed) % ROWS_A_STEP == 0:
+            # The total may be an estimate: no share is more than the whole.
+            on_row(min(number, total), total)
+        yield item
+
+
 @dataclass
 class RowStages(Generic[Row]):
     """Tells how many rows have passed how many of `stages`, as a share of all of that."""
@@ -27,10 +36,7 @@ class RowStages(Generic[Row]):
 
     def one_by_one(self) -> Iterator[Row]:
         """The rows of the first stage."""
-        for number, row in enumerate(self.rows):
-            if number % ROWS_A_STEP == 0:
-                self._tell(number)
-            yield row
+        yield from tell_each(self.rows, len(self.rows), lambda done, _total: self._tell(done))
         self.pass_stage()
 
     def pass_stage(self) -> None:
