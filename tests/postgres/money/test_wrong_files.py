@@ -9,6 +9,8 @@ import psycopg
 import pytest
 
 from fakes.processes import BIN, environment
+from gpuledger_collector.cli import imports, start
+from gpuledger_collector.ingest.files.samples import NO_SAMPLE
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Lock
 
@@ -37,6 +39,62 @@ def test_json_is_one_sentence(run, fleet, tmp_path, kind):
     assert code == 2
     assert "x.json:1: is JSON and no table; write its rows as CSV" in err
     assert "does not name this required column" not in err
+
+
+WITHOUT_SAMPLE = (
+    "{}",
+    '{"a": 1}',
+    '{"samples": [1]}',
+    '{"uuid": "GPU-1", "ts": 1759276800}',
+    '{"uuid": "GPU-1", "ts": 1759276800, "gpu_power_watts": 300}',
+    '{"uuid": "GPU-1", "ts": 1759276800, "values": {"power": 300}}',
+    '{"workload_id": "1", "start": "2025-10-01T00:00:00Z", "end": "2025-10-01T01:00:00Z", "gpus": 1}',
+)
+
+
+@pytest.mark.parametrize("line", WITHOUT_SAMPLE)
+def test_json_lines_without_a_sample_are_one_sentence(run, tmp_path, monkeypatch, line):
+    """However many there are, and before a database is opened: they are no import of nothing."""
+    monkeypatch.setattr(imports, "open_session", None)
+    path = tmp_path / "x.jsonl"
+    path.write_text(f"{line}\n" * 3)
+    code, out, err = run("import", "samples", path)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [f"{path}:1: {NO_SAMPLE}", f"{path}: nothing was imported"]
+
+
+@pytest.mark.parametrize("line", ["{}", '{"a": 1}', "[]", "1"])
+@pytest.mark.parametrize("command", [["start"], ["import", "usage"], ["import", "samples"]], ids=" ".join)
+def test_no_line_of_json_is_an_empty_import(run, tmp_path, monkeypatch, command, line):
+    """Whoever reads it names file and line, before a database is opened."""
+    for module in (imports, start):
+        monkeypatch.setattr(module, "open_session", None)
+    path = tmp_path / "x.jsonl"
+    path.write_text(f"{line}\n")
+    code, out, err = run(*command, path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"{path}:1:")
+
+
+def test_a_recording_without_a_sample_is_said(run, tmp_path):
+    """Its header and its ticks are known, and hold nothing to import."""
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"format": "gpuledger-recording/1", "accelerators": []}\n{"offset_ms": 0, "samples": []}\n')
+    code, _, err = run("import", "samples", path, "--start", "2025-10-01T00:00:00Z")
+    assert (code, err.splitlines()[0]) == (2, f"{path}: {NO_SAMPLE}")
+
+
+def test_lines_without_a_sample_among_others_are_bad_rows(run, fleet, tmp_path):
+    """Each is named, and `--skip-bad` imports the others; a sample whose readings are all absent is one."""
+    path = tmp_path / "x.jsonl"
+    samples = ['{"uuid": "GPU-1", "ts": 1759276800, "values": {}}', "{}", '{"a": 1}']
+    path.write_text("\n".join(samples) + "\n")
+    code, _, err = run("import", "samples", path)
+    assert code == 2
+    assert err.splitlines()[:2] == [f"{path}:2: {NO_SAMPLE}", f"{path}:3: {NO_SAMPLE}"]
+    assert "2 bad rows, nothing was imported; --skip-bad imports the others" in err
+    code, out, err = run("import", "samples", path, "--skip-bad")
+    assert (code, out.startswith("samples: 1 added")) == (0, True), err
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])

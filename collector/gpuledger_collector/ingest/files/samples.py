@@ -2,7 +2,8 @@
 
 A JSON line is one sample, `{"ts": ..., "uuid": ..., "values": {metric: number}}`, or a tick of an agent's recording
 (`offset_ms` and a list of `samples`), whose instants count from a start that the importer gives. An empty cell is an
-absent reading. The metrics of the sample table are kept, others of a recording are ignored.
+absent reading. The metrics of the sample table are kept, others of a recording are ignored. A line that is neither, and
+values of which none is a metric, are bad rows: they are no reading of nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from gpuledger_collector.config.files import bounded_rows
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_collector.storage.ledger.rows import SampleRow
-from gpuledger_common.catalog import HOT
+from gpuledger_common.catalog import BY_NAME, HOT
 
 LARGEST = {"i8": 2**63 - 1, "f4": 3e38, "f8": 1e300}
 """By the type of a metric's column."""
+NO_SAMPLE = 'holds no sample, such as {"ts": 1790812800, "uuid": "GPU-1", "values": {"gpu_power_watts": 300}}'
 
 
 def _reader(column_kind: str) -> Callable[[object], str]:
@@ -68,7 +70,8 @@ def read_samples(
     if text is None:
         return parsed
     records = read_records(path, _Sample, parsed, on_line)
-    if text.lstrip().startswith("{"):
+    is_json = text.lstrip().startswith("{")
+    if is_json:
         parsed = Parsed()
         records = _read_json(path, text, start_ms, parsed.problems, on_line)
     seen: set[tuple[str, int]] = set()
@@ -79,7 +82,16 @@ def read_samples(
             seen.add((sample.uuid, sample.at_ms))
             values = {name: value for name, value in vars(sample).items() if name in _METRICS and value is not None}
             parsed.rows.append(SampleRow(record.line, sample.uuid, sample.at_ms, values))
+    if is_json and not parsed.rows:
+        parsed.problems = _first_without_sample(path, parsed.problems)
     return parsed
+
+
+def _first_without_sample(path: Path, problems: list[Problem]) -> list[Problem]:
+    """The problems of a file without any sample: it is another file, of which one line says as much as all."""
+    without = [problem for problem in problems if problem.code == "no_sample"]
+    others = [problem for problem in problems if problem.code != "no_sample"]
+    return without[:1] + others or [Problem("no_sample", str(path), NO_SAMPLE)]
 
 
 def _read_json(
@@ -99,25 +111,35 @@ def _read_json(
             message = "is counted from the start of the recording: say with --start when that was"
             problems.append(Problem("no_start", f"{path}:{number}:offset_ms", message))
             return
+        if isinstance(tick, dict) and "format" in tick:  # the header of a recording
+            continue
         for sample, at in _samples(tick, start_ms or 0):
-            yield Record(str(path), number, _cells(sample, at))
+            if _is_sample(sample):
+                yield Record(str(path), number, _cells(sample, at))
+            else:
+                problems.append(Problem("no_sample", f"{path}:{number}", NO_SAMPLE))
 
 
-def _samples(tick: Any, start_ms: int) -> Iterator[tuple[Mapping[str, Any], Any]]:
-    """The samples of one JSON line with their instants, in unix seconds or RFC 3339."""
+def _samples(tick: Any, start_ms: int) -> Iterator[tuple[Any, Any]]:
+    """What stands for samples in one JSON line, with their instants, in unix seconds or RFC 3339."""
     if not isinstance(tick, dict):
-        yield {}, None
+        yield tick, None
     elif isinstance(tick.get("samples"), list):
         offset_ms = tick.get("offset_ms")
         at_ms = start_ms + offset_ms if isinstance(offset_ms, int) else None
         at = tick.get("ts") if at_ms is None else f"{at_ms // 1000}.{at_ms % 1000:03d}"
-        yield from ((sample if isinstance(sample, dict) else {}, at) for sample in tick["samples"])
-    elif "values" in tick or "uuid" in tick:
+        yield from ((sample, at) for sample in tick["samples"])
+    else:
         yield tick, tick.get("ts")
 
 
+def _is_sample(sample: Any) -> bool:
+    """Whether it has values, and, unless all are absent, one of a metric."""
+    values = sample.get("values") if isinstance(sample, dict) else None
+    return isinstance(values, dict) and (not values or any(name in BY_NAME for name in values))
+
+
 def _cells(sample: Mapping[str, Any], at: Any) -> dict[str, str]:
-    values = sample.get("values")
-    readings = values if isinstance(values, dict) else {}
-    cells = {name: str(value) for name, value in readings.items() if name in _METRICS and value is not None}
+    readings = sample["values"].items()
+    cells = {name: str(value) for name, value in readings if name in _METRICS and value is not None}
     return {**cells, "uuid": str(sample.get("uuid", "")), "ts": "" if at is None else str(at)}
