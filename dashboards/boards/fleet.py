@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dashboards.grafana import (
     COUNT,
     DURATION,
@@ -62,24 +64,24 @@ REASONS = (
     (0x1, "idle"),
 )
 """nvmlClocksEventReason* of nvml.h."""
-ERRORS = (
-    "gpu_xid_errors_total",
-    "gpu_last_xid",
-    "gpu_ecc_uncorrected_volatile_total",
-    "gpu_ecc_uncorrected_aggregate_total",
-    "gpu_remapped_rows_uncorrected",
-    "gpu_remapped_rows_pending",
-    "gpu_remapped_rows_failure",
-    "gpu_retired_pages_pending",
-    "gpu_memory_unrepairable",
-    "gpu_repair_pending",
-    "gpu_pcie_replays_total",
-    "gpu_nvlink_replay_errors_total",
-    "gpu_nvlink_recovery_errors_total",
-)
-SERIOUS = tuple(name for name in ERRORS if "pcie" not in name and "nvlink" not in name)
-"""Without the counters of retries, which healthy cards have too."""
-WORDS_OF_METRIC = "replace(regexp_replace(v.name, '^gpu_|_total$', '', 'g'), '_', ' ')"
+SERIOUS = {
+    "gpu_xid_errors_total": "Xid errors",
+    "gpu_last_xid": "last Xid",
+    "gpu_ecc_uncorrected_volatile_total": "ECC uncorrected",
+    "gpu_ecc_uncorrected_aggregate_total": "ECC uncorrected ever",
+    "gpu_remapped_rows_uncorrected": "rows remapped",
+    "gpu_remapped_rows_pending": "row remaps pending",
+    "gpu_remapped_rows_failure": "row remaps failed",
+    "gpu_retired_pages_pending": "retired pages pending",
+    "gpu_memory_unrepairable": "memory unrepairable",
+    "gpu_repair_pending": "repair pending",
+}
+ERRORS = SERIOUS | {
+    "gpu_pcie_replays_total": "PCIe replays",
+    "gpu_nvlink_replay_errors_total": "NVLink replays",
+    "gpu_nvlink_recovery_errors_total": "NVLink recoveries",
+}
+"""Counters of errors with their words, those of retries last, which healthy cards have too."""
 SLOWED = (
     "gpu_throttle_power_seconds_total",
     "gpu_throttle_thermal_seconds_total",
@@ -102,7 +104,7 @@ STATE_NOW = f"""CASE WHEN a.health = 'failed' THEN 'failed' WHEN a.health = 'deg
     WHEN {NOW_IDLE} THEN 'idle' WHEN {NOW_IDLE} IS NULL THEN 'activity unknown' ELSE 'busy' END"""
 
 
-def newest(metrics: tuple[str, ...]) -> str:
+def newest(metrics: Iterable[str]) -> str:
     """An array of the newest values of metrics of a reading `l`.
 
     Each is a scalar subquery, which Citus takes; it refuses a lateral one with a LIMIT.
@@ -115,9 +117,15 @@ def newest(metrics: tuple[str, ...]) -> str:
     return f"ARRAY[{', '.join(values)}]"
 
 
-def listed(metrics: tuple[str, ...]) -> str:
-    """Metrics in quotes, with commas."""
-    return ", ".join(f"'{name}'" for name in metrics)
+ERRORS_OF = f"""CROSS JOIN LATERAL (
+        SELECT string_agg(v.words || ' ' || v.value, ', ' ORDER BY v.place) AS text,
+            count(*) FILTER (WHERE v.place <= {len(SERIOUS)}) AS serious
+        FROM unnest(ARRAY[{", ".join(f"'{words}'" for words in ERRORS.values())}], l.counts)
+            WITH ORDINALITY v (words, value, place)
+        WHERE v.value > 0
+    ) error"""
+"""The errors of a row `l` with the newest values of all counters: their words in order, and how many are serious."""
+SICK_FIRST = "array_position(ARRAY['failed', 'degraded'], a.health), error.serious = 0"
 
 
 def spread(column_name: str, size: int, unit: str) -> str:
@@ -314,8 +322,7 @@ BOARD = Board(
                 table(
                     "Accelerators, worst first",
                     "Failed and degraded ones with their cause, then those with errors (retries of links alone are "
-                    "none) or throttled time, then the hottest. Errors are the newest values of the counters of Xid, "
-                    "ECC, row remapping, PCIe and NVLink above 0; throttled is the time that the driver has counted "
+                    "none) or throttled time, then the hottest. Throttled is the time that the driver has counted "
                     "since its start.",
                     f"""
                   WITH chosen AS MATERIALIZED (SELECT a.id FROM {THERE} WHERE {NODES}),
@@ -324,17 +331,13 @@ BOARD = Board(
                       FROM gpu_latest l WHERE l.accelerator_id IN (SELECT id FROM chosen)
                   )
                   SELECT a.node, {INDEX} AS "GPU", {STATE_NOW} AS state, nullif(a.health_cause, '') AS cause,
-                      error.text AS errors, slowed.seconds AS throttled, l.gpu_temperature_celsius AS temperature,
+                      slowed.seconds AS throttled, l.gpu_temperature_celsius AS temperature,
                       l.gpu_power_watts AS power, regexp_replace(a.model, '^NVIDIA ', '') AS model
                   FROM {THERE} LEFT JOIN reading l ON l.accelerator_id = a.id
-                  CROSS JOIN LATERAL (
-                      SELECT string_agg({WORDS_OF_METRIC} || ' ' || v.value, ', ' ORDER BY v.name) AS text,
-                          count(*) FILTER (WHERE v.name IN ({listed(SERIOUS)})) AS serious
-                      FROM unnest(ARRAY[{listed(ERRORS)}], l.counts) v (name, value) WHERE v.value > 0
-                  ) error
+                  {ERRORS_OF}
                   CROSS JOIN LATERAL (SELECT sum(v.seconds) AS seconds FROM unnest(l.slowed_s) v (seconds)) slowed
                   WHERE {NODES}
-                  ORDER BY array_position(ARRAY['failed', 'degraded'], a.health), error.serious = 0,
+                  ORDER BY {SICK_FIRST},
                       coalesce(slowed.seconds, 0) DESC, l.gpu_temperature_celsius DESC NULLS LAST, 1, 2 LIMIT 200
                   """,
                     "string",
@@ -344,11 +347,35 @@ BOARD = Board(
                         column("node", links=list(TO_NODE), width=75),
                         column("GPU", width=50),
                         column("state", mappings=[words()], cell="color-text", width=100),
-                        column("errors", width=210),
                         column("throttled", unit=DURATION, width=118),
                         column("temperature", unit="celsius", decimals=0, width=105),
                         column("power", unit="watt", decimals=0, width=65),
                         column("model", width=150),
+                    ),
+                ),
+                table(
+                    "Errors that accelerators count",
+                    "The newest values of the counters of Xid, ECC, row remapping, PCIe and NVLink above 0, of failed "
+                    "and degraded accelerators first; those that have retries of links alone come last.",
+                    f"""
+                  WITH chosen AS MATERIALIZED (SELECT a.id FROM {THERE} WHERE {NODES}),
+                  reading AS MATERIALIZED (
+                      SELECT l.*, {newest(ERRORS)} AS counts
+                      FROM gpu_latest l WHERE l.accelerator_id IN (SELECT id FROM chosen)
+                  )
+                  SELECT a.node, {INDEX} AS "GPU", {STATE_NOW} AS state, error.text AS errors
+                  FROM {THERE} JOIN reading l ON l.accelerator_id = a.id
+                  {ERRORS_OF}
+                  WHERE {NODES} AND error.text IS NOT NULL
+                  ORDER BY {SICK_FIRST}, 1, 2 LIMIT 200
+                  """,
+                    "string",
+                    width=24,
+                    height=7,
+                    overrides=(
+                        column("node", links=list(TO_NODE), width=75),
+                        column("GPU", width=50),
+                        column("state", mappings=[words()], cell="color-text", width=100),
                     ),
                 ),
                 table(

@@ -112,6 +112,7 @@ LONG = {
     ("finops", "Budgets in money, their ends at run rate", "thresholds"): 330,
     ("finops", "Anomalies", "why"): 760,
     ("fleet", "Accelerators, worst first", "cause"): 365,
+    ("fleet", "Errors that accelerators count", "errors"): 960,
     ("idle", "Open findings of workloads", "finding"): 190,
     ("research", "Projects ($currency)", "models"): 330,
 }

@@ -417,3 +417,24 @@ def test_an_unused_commitment_is_no_capacity(ledger):
         "'USD', 90000000, NULL::bigint FROM ledger_day"
     )
     assert {title: rows(ledger, board, title) for board, title in titles} == before
+
+
+ERRORS = {
+    "gpu_nvlink_replay_errors_total": 4,
+    "gpu_xid_errors_total": 2,
+    "gpu_last_xid": 63,
+    "gpu_ecc_uncorrected_volatile_total": 3,
+    "gpu_remapped_rows_pending": 1,
+    "gpu_remapped_rows_failure": 0,
+}
+
+
+def test_errors_of_a_gpu_are_words_in_one_cell_the_gravest_first(ledger):
+    """The sick GPU comes first; others have retries of links alone, which is no error of theirs."""
+    for metric, value in ERRORS.items():
+        ledger.execute("DELETE FROM gpu_state WHERE metric = %s", (metric,))
+        ledger.execute("INSERT INTO gpu_state SELECT min(id), %s, 1, %s FROM accelerator", (metric, value))
+    sick, *others = rows(ledger, "fleet", "Errors that accelerators count")
+    words = "Xid errors 2, last Xid 63, ECC uncorrected 3, row remaps pending 1, PCIe replays 3, NVLink replays 4"
+    assert (sick["state"], sick["errors"]) == ("failed", words)
+    assert {row["errors"] for row in others} == {"PCIe replays 3"}
