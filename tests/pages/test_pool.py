@@ -7,13 +7,15 @@ import pytest
 
 from fakes.collector import running
 from fakes.pages import Page
-from gpuledger_collector.accounting.period import HOUR_MS, format_instant, parse_instant
-from gpuledger_collector.api import pool_page
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant, parse_instant
+from gpuledger_collector.api import fleet_pages, pool_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
-from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.api.page_routes import HourlyCache, View
 from gpuledger_collector.export.plots import dates
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
+from gpuledger_collector.services.scaling_advice import UnknownPool
+from gpuledger_collector.storage.capacity import scaling
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 
@@ -109,6 +111,45 @@ def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monk
     assert HOSTILE in page.text
     assert "back-test is running" in page.text
     assert quote(HOSTILE, safe="") in pool_page.pool_path(HOSTILE)
+
+
+@pytest.fixture
+def left(run, written, reads):
+    """Pool `left`, whose forecasts are kept, and whose last job ended before the weeks that demand is read of."""
+    start, end = NOW_MS - 80 * DAY_MS, NOW_MS - (scaling.DEMAND_DAYS + 1) * DAY_MS
+    row = f"job,{format_instant(start)},{format_instant(end)},4,left"
+    assert run("import", "usage", written("usage.csv", f"workload_id,start,end,gpus,pool\n{row}\n"))[0] == 0
+    assert store_forecasts(reads.database, end) > 0
+    return "left"
+
+
+def backtest_of(reads, pool):
+    """What the page of a pool shows once its back-test has ended."""
+    cache = pool_page.BacktestCache(reads)
+    cache.get(pool, ANYBODY)
+    cache.pools[pool].thread.join(60)
+    return cache.get(pool, ANYBODY)
+
+
+def test_a_pool_that_left_the_window_of_demand_says_so(left, reads):
+    """It is a known pool, and no back-test runs for it: neither a 404 nor a page that waits."""
+    backtest = backtest_of(reads, left)
+    assert backtest is not None
+    page = Page(pool_text(reads, backtest, left))
+    assert page.faults == []
+    assert "No back-test yet: no demand in the last 56 days" in page.text
+    assert "is running" not in page.text
+    with pytest.raises(UnknownPool):
+        pool_page.BacktestCache(reads).get("nowhere", ANYBODY)
+
+
+def test_the_demand_page_leads_to_every_pool_with_forecasts(left, reads, run, written):
+    """Also before its own outlook is made, and where only the record of forecasts knows the pool."""
+    with reads.database.transaction() as connection:
+        connection.execute("DELETE FROM imported_usage")
+    text = fleet_pages.demand_page(reads, HourlyCache(list), View(ANYBODY)).body.decode()
+    assert f'href="{pool_page.pool_path(left)}"' in text
+    assert backtest_of(reads, left) is not None
 
 
 def test_days_stand_under_a_chart_where_they_begin():

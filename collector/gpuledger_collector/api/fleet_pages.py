@@ -72,8 +72,7 @@ def demand_page(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], v
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
         pools=None if pools is None else [pool_facts(pool) for pool in pools],
-        # A pool that nobody has held lately has no page of its own.
-        records=[_accuracy(record, {pool.name for pool in pools or ()}) for record in records],
+        records=[_accuracy(record) for record in records],
     )
     return page(text, site=site)
 
@@ -91,10 +90,10 @@ def outlook_rows(pools: Sequence[PoolOutlook]) -> list[Mapping[str, object]]:
     return rows
 
 
-def _accuracy(record: ForecastRecord, current: set[str]) -> dict[str, object]:
+def _accuracy(record: ForecastRecord) -> dict[str, object]:
     return {
         "pool": record.series,
-        "path": pool_path(record.series) if record.series in current else None,
+        "path": pool_path(record.series),
         "forecasts": record.forecasts,
         "hours": record.hours,
         "inside": html.UNKNOWN if record.inside is None else html.percent(record.inside),

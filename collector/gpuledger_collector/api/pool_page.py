@@ -55,7 +55,7 @@ class BacktestCache:
             cached = self.pools.get(pool)
         if cached is None:
             with self.context.connection(principal) as connection:
-                if pool not in scaling.pools(connection, self.context.now_ms):
+                if not scaling.is_known(connection, pool):
                     raise UnknownPool(pool)
             with self.lock:
                 while len(self.pools) >= MAX_POOLS:
@@ -69,13 +69,13 @@ class BacktestCache:
 
 
 def compute_backtest(context: ReadContext, pool: str) -> PoolBacktest:
-    """Back-test a pool; takes seconds. Raises UnknownPool."""
+    """Back-test a pool; takes seconds."""
     with context.database.connect() as connection:
         demands = scaling.demand(connection, context.now_ms, pool)
-        if not demands:
-            raise UnknownPool(pool)
         terms = scaling.terms(connection).get(pool, ScalingTerms(pool))
         rate = scaling.rate(connection, pool, context.now_ms)
+    if not demands:
+        return PoolBacktest(terms, None, f"no demand in the last {scaling.DEMAND_DAYS} days", rate)
     return backtest_pool(demands[0].series, terms, rate, with_front=True)
 
 

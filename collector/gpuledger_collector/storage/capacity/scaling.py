@@ -89,14 +89,14 @@ def demand(connection: Connection, now_ms: int, only: str | None = None) -> list
     ]
 
 
-def pools(connection: Connection, now_ms: int) -> set[str]:
-    """Pools of the last weeks: with capacity or imported usage."""
-    rows = connection.execute(
-        "SELECT pool FROM capacity WHERE out_ms IS NULL OR out_ms > %(since)s "
-        "UNION SELECT pool FROM imported_usage WHERE end_ms IS NULL OR end_ms > %(since)s",
-        {"since": now_ms - DEMAND_DAYS * DAY_MS},
+def is_known(connection: Connection, pool: str) -> bool:
+    """Whether a pool has or ever had capacity, imported usage or a forecast."""
+    places = (
+        "capacity WHERE pool = %s",
+        "imported_usage WHERE pool = %s",
+        "backtest WHERE grouped = 'pool' AND series = %s",
     )
-    return {row[0] for row in rows}
+    return any(connection.execute(f"SELECT 1 FROM {place} LIMIT 1", (pool,)).fetchone() for place in places)
 
 
 def silence(connection: Connection, pool: str, now_ms: int) -> str:
