@@ -5,10 +5,7 @@ The rows are those of `gpuledger idle`, `gpuledger anomalies` and `gpuledger run
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
@@ -26,24 +23,21 @@ from gpuledger_collector.api.page_routes import (
 )
 from gpuledger_collector.export import findings as reports
 from gpuledger_collector.export import html
-from gpuledger_collector.export.cells import csv_of
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
-    LIST_COLUMNS,
-    LIST_NUMBERS,
+    RUNS,
     UNITS,
     as_html,
-    list_row,
     receipt_csv,
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
 from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.services.node_health import SILENT_MS
-from gpuledger_collector.services.run_report import chief_unit_costs, report_run
+from gpuledger_collector.services.run_report import report_run
+from gpuledger_collector.services.runs import keys_of_owner, list_runs
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.findings.recommendations import workloads_called
-from gpuledger_collector.storage.ledger import overview, runs, zones
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.ledger import overview, zones
 from gpuledger_collector.storage.notifications.finding_notifications import idle_workloads
 from gpuledger_collector.storage.notifications.finding_rules import reclaim_command
 from gpuledger_common.plurals import plural
@@ -162,9 +156,15 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
         calendar = zones.calendar(connection)
         month = calendar.month_of(now_ms)
         span = view.period(calendar, calendar.month(month))
-        with as_viewer(connection, view.reader.owner):
-            rows = sorted(runs.listed(connection, span, view.owner or {}, name or None), key=_order(order))
-        units = chief_unit_costs(connection, rows if view.wants_csv else rows[:SHOWN], span)
+        charged = list_runs(
+            connection,
+            span,
+            view.owner or {},
+            view.reader.owner,
+            name=name or None,
+            order=order,
+            top=None if view.wants_csv else SHOWN,
+        )
         site = view.site(
             connection,
             JOBS,
@@ -173,45 +173,26 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
             extra={"name": name, "sort": "" if order == "cost" else order},
         )
     if view.wants_csv:
-        listed = (list_row(row, units.get((row.workload_id, row.currency))) for row in rows)
-        return csv_file(csv_of(LIST_COLUMNS, listed, LIST_NUMBERS), "jobs", view.filters.period or month)
+        return csv_file(RUNS.csv_rows(charged.items), "jobs", view.filters.period or month)
     text = html.render(
         "jobs.html",
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
         name=name,
         period=view.filters.period or month,
-        rows=[(row, units.get((row.workload_id, row.currency))) for row in rows[:SHOWN]],
-        left_out=max(len(rows) - SHOWN, 0),
-        left_ns=sum(row.gpu_ns for row in rows[SHOWN:]),
-        left_costs=_costs(rows[SHOWN:]),
-        count=len({row.workload_id for row in rows}),
+        rows=[(item.run, item.unit) for item in charged.items],
+        left_out=len(charged.others),
+        left_ns=charged.others_gpu_ns,
+        left_costs=charged.others_cost,
+        count=charged.workloads,
         orders=[
             (text, site.with_filters(sort="" if key == "cost" else key), key == order) for key, text in ORDERS.items()
         ],
-        with_units=bool(units),
+        with_units=any(item.unit for item in charged.items),
         unit_names=UNITS,
         notice=GPU_TIME_ONLY,
     )
     return page(text, site=site)
-
-
-def _costs(rows: Sequence[runs.RunRow]) -> list[tuple[str, int]]:
-    """What jobs cost together, in micro-units by currency."""
-    sums: Counter[str] = Counter()
-    for row in rows:
-        if row.currency is not None:
-            sums[row.currency] += row.cost_micro or 0
-    return sorted(sums.items())
-
-
-def _order(order: str) -> Any:
-    keys = {
-        "cost": lambda row: (-(row.cost_micro or 0), -row.gpu_ns, row.key),
-        "waste": lambda row: (-(row.idle_cost_micro or 0), -row.idle_ns, row.key),
-        "newest": lambda row: (-row.start_ms, row.key),
-    }
-    return keys[order]
 
 
 def job_page(context: ReadContext, view: View, name: str) -> Response:
@@ -226,13 +207,13 @@ def job_page(context: ReadContext, view: View, name: str) -> Response:
         number, key, *_ = found[0]
         now_ms = context.now_ms
         owner = view.reader.owner
-        if owner is not None and key not in _own_keys(connection, owner, [key], now_ms):
+        if owner is not None and key not in keys_of_owner(connection, owner, [key], now_ms):
             raise Denied(403, "a part of this job is charged to others, and this token sees one owner's part only")
         report = report_run(connection, number, "day", now_ms)
         if report is None:
             raise NoPage(f"Nothing is charged for {key} yet: rating follows a minute after its evidence.")
         if owner is not None:
-            own = _own_keys(connection, owner, [peer.key for peer in report.peers], now_ms)
+            own = keys_of_owner(connection, owner, [peer.key for peer in report.peers], now_ms)
             peers = [peer for peer in report.peers if peer.key in own]
             report = replace(report, peers=peers, scaling=report.scaling if len(peers) == len(report.peers) else ())
         path, _, is_dots = job_path(key).partition("?")
@@ -242,20 +223,3 @@ def job_page(context: ReadContext, view: View, name: str) -> Response:
     if view.wants_csv:
         return csv_file(receipt_csv(report), "job")
     return page(as_html(report, site), site=site)
-
-
-def _own_keys(connection: Connection, owner: Mapping[str, str], keys: Sequence[str], now_ms: int) -> set[str]:
-    """Those of these jobs that are charged to this owner alone."""
-    ever = Period(0, now_ms + DAY_MS)
-    ids = runs.ids_of(connection, keys)
-    with as_viewer(connection, owner):
-        own = _held(runs.listed(connection, ever, owner, ids=ids))
-    whole = _held(runs.listed(connection, ever, {}, ids=ids))
-    return {key for key, gpu_ns in own.items() if gpu_ns == whole[key]}
-
-
-def _held(rows: Sequence[runs.RunRow]) -> Counter[str]:
-    sums: Counter[str] = Counter()
-    for row in rows:
-        sums[row.key] += row.gpu_ns
-    return sums

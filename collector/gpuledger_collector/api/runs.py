@@ -26,11 +26,11 @@ from gpuledger_collector.api.context import (
 from gpuledger_collector.api.intake import Intake, authenticate_agent
 from gpuledger_collector.api.limits import OverQuota
 from gpuledger_collector.export.runs import run_json
-from gpuledger_collector.services.run_report import chief_unit_costs, record_progress
-from gpuledger_collector.storage.access.row_level_security import as_viewer
+from gpuledger_collector.services import runs
+from gpuledger_collector.services.run_report import record_progress
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import recommendations
-from gpuledger_collector.storage.ledger import runs, zones
+from gpuledger_collector.storage.ledger import zones
 
 PROGRESS_PATH = "/v1/runs/{workload:name}/progress"
 MAX_LISTED = 500
@@ -103,14 +103,8 @@ def router(context: ReadContext) -> APIRouter:
                 days = requested_days(zones.calendar(connection), start, end, period)
             except ValueError as error:
                 raise HTTPException(400, str(error)) from error
-            with as_viewer(connection, principal.owner):
-                rows = runs.listed(connection, days, principal.owner or {})
-            rows.sort(key=lambda row: (-(row.cost_micro or 0), row.key))
-            units = chief_unit_costs(connection, rows[:limit], days)
-        return {
-            "items": [run_json(row, units.get((row.workload_id, row.currency))) for row in rows[:limit]],
-            "left_out": max(len(rows) - limit, 0),
-        }
+            charged = runs.list_runs(connection, days, principal.owner or {}, principal.owner, top=limit)
+        return {"items": [run_json(item) for item in charged.items], "left_out": len(charged.others)}
 
     return routes
 

@@ -3,62 +3,37 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from gpuledger_collector.accounting.period import parse_instant
-from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import to_minute
 from gpuledger_collector.cli.common import dry_run_note, new_app, owner_levels, refuse, require_folder, time_range
-from gpuledger_collector.cli.output import Column, emit, hidden, number, print_json, write_text
+from gpuledger_collector.cli.output import Column, emit, emit_report, hidden, number, print_json, write_text
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.cli.workloads import find_workload
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
+    RUNS,
     as_csv,
     as_html,
     as_json,
     as_text,
-    list_row,
     run_json,
     scaling_json,
     scaling_row,
 )
 from gpuledger_collector.insight.run_report import ScaledRuns
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.run_report import chief_unit_costs, compare_sizes, record_progress, report_run
-from gpuledger_collector.storage.ledger.runs import RunRow, listed
+from gpuledger_collector.services.run_report import compare_sizes, record_progress, report_run
+from gpuledger_collector.services.runs import list_runs
 
 app = new_app(name="runs", help="What runs cost, wasted and produced.", invoke_without_command=True)
-COLUMNS = (
-    Column("run"),
-    Column("name", is_optional=True),
-    hidden("user"),
-    Column("team"),
-    hidden("model"),
-    number("gpus", is_optional=True),
-    Column("from", is_optional=True, show=to_minute),
-    hidden("to"),
-    number("gpu_hours"),
-    number("gpu_hours_held_idle", is_optional=True),
-    number("cost"),
-    number("cost_held_idle"),
-    Column("currency"),
-    hidden("kwh", is_number=True),
-    number("unit_cost", is_optional=True),
-    Column("unit", is_optional=True),
-    hidden("units", is_number=True),
-    number("coverage", is_optional=True),
-    hidden("notice"),
-)
-
 
 SCALING_COLUMNS = (
     Column("name"),
@@ -94,13 +69,6 @@ class Order(enum.StrEnum):
     waste = "waste"
     unit = "unit"
     newest = "newest"
-
-
-SORT_KEYS: dict[Order, Callable[[RunRow], Any]] = {
-    Order.cost: lambda row: (-(row.cost_micro or 0), -row.gpu_ns, row.key),
-    Order.waste: lambda row: (-(row.idle_cost_micro or 0), -row.idle_ns, row.key),
-    Order.newest: lambda row: (-row.start_ms, row.key),
-}
 
 
 class Bucket(enum.StrEnum):
@@ -153,19 +121,13 @@ def runs(
     with open_session(dsn, config) as session:
         span = session.rated(asked)
         with session.database.transaction() as connection:
-            rows = listed(connection, span, levels)
-            if sort is not Order.unit:
-                rows = sorted(rows, key=SORT_KEYS[sort])[: top or None]
-            units = chief_unit_costs(connection, rows, span)
-    chosen = [(row, units.get((row.workload_id, row.currency))) for row in rows]
-    if sort is Order.unit:
-        chosen = sorted(chosen, key=lambda entry: -_unit_cost(entry[1]))[: top or None]
+            charged = list_runs(connection, span, levels, order=sort.value, top=top or None)
     if form is options.Format.json:
-        print_json([run_json(row, unit) for row, unit in chosen])
-    elif form is options.Format.table and not chosen:
+        print_json([run_json(item) for item in charged.items])
+    elif form is options.Format.table and not charged.items:
         print("no run was charged in this period")
     else:
-        emit(form, COLUMNS, [list_row(row, unit) for row, unit in chosen], [GPU_TIME_ONLY])
+        emit_report(form, RUNS, charged.items, [GPU_TIME_ONLY])
 
 
 def _print_scaling(compared: Sequence[ScaledRuns], form: options.Format) -> None:
@@ -176,10 +138,6 @@ def _print_scaling(compared: Sequence[ScaledRuns], form: options.Format) -> None
         print("no name ran on two different numbers of GPUs of a model in this period")
     else:
         emit(form, SCALING_COLUMNS, [scaling_row(runs, point) for runs in compared for point in runs.points])
-
-
-def _unit_cost(unit: UnitCost | None) -> Decimal:
-    return Decimal(0) if unit is None or unit.cost is None else unit.cost
 
 
 @app.command(epilog="Example: gpuledger runs show 4711 --format html -o 4711.html")

@@ -10,16 +10,17 @@ from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
+from gpuledger_collector.accounting.charged_runs import ListedRun
 from gpuledger_collector.accounting.measures import total
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.unit_cost import PER, UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import csv_of, json_text, lines_text, minor_amount, names, neutral
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import Site
 from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
 from gpuledger_collector.insight.run_report import RunReport, ScaledRuns, ScalingPoint, leading_counter
-from gpuledger_collector.storage.ledger.runs import RunRow
 from gpuledger_common.plurals import plural
 
 UNITS = {
@@ -43,17 +44,8 @@ READINGS = {
     "temperature_celsius": "temperature, degrees Celsius",
     "power_watts": "power, watts",
 }
-LIST_COLUMNS = names(
-    """
-    run name user team model gpus from to gpu_hours gpu_hours_held_idle cost cost_held_idle currency kwh unit_cost
-    unit units coverage notice
-    """
-)
 GPU_TIME_ONLY = "cost is that of GPU-time, without node costs"
 """What the lists of runs and jobs say of their amounts: a receipt and the chargeback by workload add node costs."""
-LIST_NUMBERS = frozenset(
-    ("gpus", "gpu_hours", "gpu_hours_held_idle", "cost", "cost_held_idle", "kwh", "unit_cost", "units", "coverage")
-)
 RECEIPT_COLUMNS = names(
     """
     run pool model rate commitment gpu_hours gpu_hours_used gpu_hours_held_idle gpu_hours_unknown cost cost_held_idle
@@ -85,56 +77,73 @@ def unit_row(unit: UnitCost) -> list[str]:
     ]
 
 
-def list_row(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
-    """A run of a list as text, by column; empty where something is not known or not priced."""
-    held, idle = hours_decimal([row.gpu_ns, row.idle_ns], 2)
-    return {
-        "run": row.key,
-        "name": row.called,
-        "user": row.user or "",
-        "team": row.team,
-        "model": row.gpu_model,
-        "gpus": str(row.accelerators),
-        "from": format_instant(row.start_ms),
-        "to": format_instant(row.end_ms),
-        "gpu_hours": str(held),
-        "gpu_hours_held_idle": "" if row.unknown_ns == row.gpu_ns else str(idle),
-        "cost": minor_amount(row.cost_micro, row.currency),
-        "cost_held_idle": minor_amount(row.idle_cost_micro, row.currency),
-        "currency": row.currency or "",
-        "kwh": "" if row.energy_mj is None else f"{row.energy_mj / MJ_PER_KWH:.3f}",
-        "unit": "" if unit is None else UNITS[unit.counter],
-        "unit_cost": "" if unit is None else html.unit_price(unit.cost),
-        "units": "" if unit is None else str(unit.units),
-        "coverage": "" if unit is None else f"{unit.coverage:.1%}",
-        "notice": GPU_TIME_ONLY,
-    }
+def _hours(item: ListedRun) -> tuple[Decimal, Decimal]:
+    """Hours held, and of them idle: rounded together."""
+    held, idle = hours_decimal([item.run.gpu_ns, item.run.idle_ns], 2)
+    return held, idle
 
 
-def run_json(row: RunRow, unit: UnitCost | None) -> dict[str, Any]:
-    """A run of a list: integers of micro-units, instants in RFC 3339."""
-    return {
-        "key": row.key,
-        "kind": row.kind,
-        "id": row.external_id,
-        "name": row.name,
-        "user": row.user,
-        "team": row.team,
-        "gpu_model": row.gpu_model,
-        "accelerators": row.accelerators,
-        "from": format_instant(row.start_ms),
-        "to": format_instant(row.end_ms),
-        "gpu_ns": row.gpu_ns,
-        "busy_ns": row.busy_ns,
-        "idle_ns": row.idle_ns,
-        "unknown_ns": row.unknown_ns,
-        "currency": row.currency,
-        "cost_micro": row.cost_micro,
-        "held_idle_cost_micro": row.idle_cost_micro,
-        "energy_mj": row.energy_mj,
-        "unit_cost": None if unit is None else unit_json(unit),
+def _kwh(item: ListedRun) -> str | None:
+    return None if item.run.energy_mj is None else f"{item.run.energy_mj / MJ_PER_KWH:.3f}"
+
+
+RUNS = Report[ListedRun](
+    "runs",
+    (
+        Column("run", lambda item: item.run.key),
+        Column("name", lambda item: item.run.called, is_optional=True),
+        Column("user", lambda item: item.run.user, in_table=False),
+        Column("team", lambda item: item.run.team),
+        Column("model", lambda item: item.run.gpu_model, in_table=False),
+        Column("gpus", lambda item: item.run.accelerators, Kind.COUNT, is_optional=True),
+        Column("from", lambda item: item.run.start_ms, Kind.INSTANT, is_optional=True),
+        Column("to", lambda item: item.run.end_ms, Kind.INSTANT, in_table=False),
+        Column("gpu_hours", lambda item: _hours(item)[0], Kind.DECIMAL),
+        Column(
+            "gpu_hours_held_idle",
+            lambda item: _hours(item)[1] if item.run.has_known_activity else None,
+            Kind.DECIMAL,
+            is_optional=True,
+        ),
+        Column("cost", lambda item: item.run.cost, Kind.MONEY, about="Of GPU-time, without node costs."),
+        Column("cost_held_idle", lambda item: item.run.idle_cost, Kind.MONEY),
+        Column("currency", lambda item: item.run.currency),
+        Column("kwh", _kwh, Kind.DECIMAL, in_table=False),
+        Column("unit_cost", lambda item: item.unit and html.unit_price(item.unit.cost), Kind.DECIMAL, is_optional=True),
+        Column("unit", lambda item: item.unit and UNITS[item.unit.counter], is_optional=True),
+        Column("units", lambda item: item.unit and item.unit.units, Kind.COUNT, in_table=False),
+        Column("coverage", lambda item: item.unit and f"{item.unit.coverage:.1%}", Kind.DECIMAL, is_optional=True),
+        Column("notice", lambda _: GPU_TIME_ONLY, in_table=False),
+    ),
+)
+
+
+def run_json(item: ListedRun) -> dict[str, Any]:
+    """A run by the columns of its report, and by the names that it had before: those win where both have one."""
+    run = item.run
+    named = {
+        "key": run.key,
+        "kind": run.kind,
+        "id": run.external_id,
+        "name": run.name,
+        "user": run.user,
+        "team": run.team,
+        "gpu_model": run.gpu_model,
+        "accelerators": run.accelerators,
+        "from": format_instant(run.start_ms),
+        "to": format_instant(run.end_ms),
+        "gpu_ns": run.gpu_ns,
+        "busy_ns": run.busy_ns,
+        "idle_ns": run.idle_ns,
+        "unknown_ns": run.unknown_ns,
+        "currency": run.currency,
+        "cost_micro": run.cost_micro,
+        "held_idle_cost_micro": run.idle_cost_micro,
+        "energy_mj": run.energy_mj,
+        "unit_cost": None if item.unit is None else unit_json(item.unit),
         "notice": GPU_TIME_ONLY,
     }
+    return {**named, **{name: value for name, value in RUNS.exact(item).items() if name not in named}}
 
 
 def unit_json(unit: UnitCost) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from gpuledger_collector.accounting.charged_runs import ChargedRun
 from gpuledger_collector.accounting.counters import LATEST_DAYS, CounterReading
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.rating import Charge
@@ -29,7 +30,7 @@ MAX_FUTURE_MS = 300_000
 
 
 def chief_unit_costs(
-    connection: Connection, rows: list[runs.RunRow], period: Period
+    connection: Connection, rows: Sequence[ChargedRun], period: Period
 ) -> dict[tuple[int, str | None], UnitCost]:
     """The unit cost by which runs are compared, by workload and currency; runs that counted nothing are left out."""
     counted = runs.counted(connection, [row.workload_id for row in rows], period)
@@ -100,8 +101,8 @@ def compare_sizes(connection: Connection, period: Period, owner: Mapping[str, st
     Of each number the newest MAX_PEERS runs are read. Names that ran on one number of GPUs alone are left out.
     """
     calendar = zones.calendar(connection)
-    by_name: defaultdict[tuple[str, str, str, str], list[runs.RunRow]] = defaultdict(list)
-    for row in runs.listed(connection, period, owner):
+    by_name: defaultdict[tuple[str, str, str, str], list[ChargedRun]] = defaultdict(list)
+    for row in runs.list_charged(connection, period, owner):
         if row.name and row.accelerators and row.currency is not None:
             by_name[row.team, row.name, row.gpu_model, row.currency].append(row)
     compared = []
@@ -180,11 +181,11 @@ def _gpus(connection: Connection, held: list[HeldHour]) -> list[GpuReadings]:
     return [GpuReadings(*names[accelerator], readings[accelerator]) for accelerator in sorted(readings)]
 
 
-def _peers(connection: Connection, calendar: Calendar, row: runs.RunRow, now_ms: int) -> list[ComparedRun]:
+def _peers(connection: Connection, calendar: Calendar, row: ChargedRun, now_ms: int) -> list[ComparedRun]:
     """This run first, then the newest others with the same name and team."""
     period = Period(row.end_ms - PEER_DAYS * DAY_MS, max(row.end_ms, now_ms))
     owner = {"team": row.team} if row.team else {}
-    namesakes = [] if row.name is None else runs.listed(connection, period, owner, row.name)
+    namesakes = [] if row.name is None else runs.list_charged(connection, period, owner, row.name)
     # Newest first: only the latest peers are shown, and reading one takes several queries.
     others = sorted(
         (run for run in namesakes if run.workload_id != row.workload_id and run.currency == row.currency),
@@ -194,7 +195,7 @@ def _peers(connection: Connection, calendar: Calendar, row: runs.RunRow, now_ms:
     return [_peer(connection, calendar, run, outcomes.get(run.workload_id, "")) for run in (row, *others)]
 
 
-def _peer(connection: Connection, calendar: Calendar, run: runs.RunRow, outcome: str) -> ComparedRun:
+def _peer(connection: Connection, calendar: Calendar, run: ChargedRun, outcome: str) -> ComparedRun:
     days = Period(calendar.day_of(run.start_ms).start_ms, run.end_ms)
     unit = chief_unit_costs(connection, [run], days).get((run.workload_id, run.currency))
     units_per_gpu_hour = None

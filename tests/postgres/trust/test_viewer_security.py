@@ -11,10 +11,9 @@ from psycopg.conninfo import make_conninfo
 from fakes.postgres import administrator, fresh_database
 from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
-from gpuledger_collector.api import runs
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
-from gpuledger_collector.services import chargeback
+from gpuledger_collector.services import chargeback, runs
 from gpuledger_collector.storage.access import row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
 from gpuledger_collector.storage.database import Database
@@ -76,7 +75,7 @@ def addresses(fleet):
 @pytest.fixture
 def sabotaged(monkeypatch):
     """Every filter and refusal of the code that holds a viewer back is gone."""
-    whole, anybody = runs.runs.listed, (lambda self, *_: None)
+    whole, anybody = runs.runs.list_charged, (lambda self, *_: None)
     by_team, listed = overview.daily_by_team, reports.charged_lines
     monkeypatch.setattr(Principal, "sees", lambda self, *_: True)
     monkeypatch.setattr(Principal, "require_fleet", anybody)
@@ -89,7 +88,9 @@ def sabotaged(monkeypatch):
         ),
     )
     monkeypatch.setattr(
-        runs.runs, "listed", lambda connection, period, _owner, *more, **named: whole(connection, period, {}, **named)
+        runs.runs,
+        "list_charged",
+        lambda connection, period, _owner, *more, **named: whole(connection, period, {}, **named),
     )
     monkeypatch.setattr(overview, "daily_by_team", lambda connection, period, _owner: by_team(connection, period, {}))
     monkeypatch.setattr(reports, "charged_lines", lambda *asked, owner=None, **named: listed(*asked, **named))

@@ -3,57 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from gpuledger_collector.accounting.charged_runs import ChargedRun
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """A workload that was charged in a period, in one currency (None: unpriced). Amounts are micro-units."""
-
-    workload_id: int
-    key: str
-    kind: str
-    external_id: str
-    name: str | None
-    user: str | None
-    team: str
-    gpu_model: str
-    accelerators: int
-    start_ms: int
-    end_ms: int
-    gpu_ns: int
-    busy_ns: int
-    idle_ns: int
-    unknown_ns: int
-    currency: str | None
-    cost_micro: int | None
-    idle_cost_micro: int | None
-    energy_mj: int | None
-
-    @property
-    def called(self) -> str:
-        """The display name."""
-        return self.name or self.external_id
-
-
 _LINES = """workload_id, owner_id, accelerator_id, gpu_model, start_ms, end_ms, gpu_ns, busy_ns, idle_ns, unknown_ns,
     currency, cost_micro, idle_cost_micro, energy_mj"""
 
 
-def listed(
+def list_charged(
     connection: Connection,
     period: Period,
     owner: Mapping[str, str],
     name: str | None = None,
     ids: Sequence[int] | None = None,
-) -> list[RunRow]:
+) -> list[ChargedRun]:
     """List workloads that were charged for days of the period, including corrections of those days.
 
     `owner`: levels of the owner who pays; `name`, `ids`: only workloads of this name, or these.
@@ -84,7 +53,7 @@ def listed(
     )
     # Sums of bigint are numeric in Postgres and arrive as Decimal; they are integers all the same.
     plain: list[list[Any]] = [[int(cell) if isinstance(cell, Decimal) else cell for cell in row] for row in rows]
-    return [RunRow(*row) for row in plain]
+    return [ChargedRun(*row) for row in plain]
 
 
 def ids_of(connection: Connection, keys: Sequence[str]) -> list[int]:
@@ -93,9 +62,9 @@ def ids_of(connection: Connection, keys: Sequence[str]) -> list[int]:
     return [int(number) for (number,) in rows]
 
 
-def rows_of(connection: Connection, ids: Sequence[int], period: Period) -> list[RunRow]:
+def rows_of(connection: Connection, ids: Sequence[int], period: Period) -> list[ChargedRun]:
     """Read these workloads over a period, priced rows first."""
-    return sorted(listed(connection, period, {}, ids=ids), key=lambda row: row.currency is None)
+    return sorted(list_charged(connection, period, {}, ids=ids), key=lambda row: row.currency is None)
 
 
 def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:

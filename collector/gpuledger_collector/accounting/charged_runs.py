@@ -1,0 +1,64 @@
+"""What runs were charged in a period, as lists and reports show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.unit_cost import UnitCost
+
+
+@dataclass(frozen=True, slots=True)
+class ChargedRun:
+    """A workload that was charged in a period, in one currency (None: unpriced). Amounts are micro-units."""
+
+    workload_id: int
+    key: str
+    kind: str
+    external_id: str
+    name: str | None
+    user: str | None
+    team: str
+    gpu_model: str
+    accelerators: int
+    start_ms: int
+    end_ms: int
+    gpu_ns: int
+    busy_ns: int
+    idle_ns: int
+    unknown_ns: int
+    currency: str | None
+    cost_micro: int | None
+    idle_cost_micro: int | None
+    energy_mj: int | None
+
+    @property
+    def called(self) -> str:
+        """The display name."""
+        return self.name or self.external_id
+
+    @property
+    def cost(self) -> Money | None:
+        """What it was charged for its GPU-time; None: unpriced."""
+        return self._money(self.cost_micro)
+
+    @property
+    def idle_cost(self) -> Money | None:
+        """How much of that was for idle time; None: unpriced."""
+        return self._money(self.idle_cost_micro)
+
+    @property
+    def has_known_activity(self) -> bool:
+        """Whether it is known of any of its time if it was used."""
+        return self.unknown_ns != self.gpu_ns
+
+    def _money(self, micro: int | None) -> Money | None:
+        return None if micro is None or not self.currency else Money(micro, self.currency)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run of a list, and the cost of a unit of its output; None: it counted nothing."""
+
+    run: ChargedRun
+    unit: UnitCost | None

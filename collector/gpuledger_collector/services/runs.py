@@ -1,0 +1,103 @@
+"""Runs that were charged in a period: which a reader sees, in which order, and what those that are not shown cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from gpuledger_collector.accounting.charged_runs import ChargedRun, ListedRun
+from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.services.run_report import chief_unit_costs
+from gpuledger_collector.storage.access.row_level_security import as_viewer
+from gpuledger_collector.storage.ledger import runs
+from gpuledger_collector.storage.locks import Connection
+
+COST, WASTE, NEWEST, UNIT = "cost", "waste", "newest", "unit"
+ORDERS: Mapping[str, Callable[[ChargedRun], Any]] = {
+    COST: lambda run: (-(run.cost_micro or 0), -run.gpu_ns, run.key),
+    WASTE: lambda run: (-(run.idle_cost_micro or 0), -run.idle_ns, run.key),
+    NEWEST: lambda run: (-run.start_ms, run.key),
+}
+"""How a list may be ordered, besides by the cost of a unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """The first runs of an order with their unit costs, and the others."""
+
+    items: Sequence[ListedRun]
+    others: Sequence[ChargedRun]
+
+    @property
+    def workloads(self) -> int:
+        """How many runs there are in all: one in two currencies is two rows."""
+        return len({run.workload_id for run in (*(item.run for item in self.items), *self.others)})
+
+    @property
+    def others_gpu_ns(self) -> int:
+        """What the others held."""
+        return sum(run.gpu_ns for run in self.others)
+
+    @property
+    def others_cost(self) -> list[Money]:
+        """What the others cost, by currency."""
+        sums: Counter[str] = Counter()
+        for run in self.others:
+            if run.currency is not None:
+                sums[run.currency] += run.cost_micro or 0
+        return [Money(sums[currency], currency) for currency in sorted(sums)]
+
+
+def list_runs(
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    viewer: Mapping[str, str] | None = None,
+    *,
+    name: str | None = None,
+    order: str = COST,
+    top: int | None = None,
+) -> RunList:
+    """List the runs that an owner was charged for, read with the rights of a viewer; the first `top`, None: all.
+
+    Only those are asked for their unit costs, unless the order is by them.
+    """
+    with as_viewer(connection, viewer):
+        charged = runs.list_charged(connection, period, owner, name)
+    if order == UNIT:
+        items = sorted(_with_units(connection, charged, period), key=lambda item: -_unit_cost(item))
+        shown = items[:top]
+        return RunList(shown, [item.run for item in items[len(shown) :]])
+    charged.sort(key=ORDERS[order])
+    first = charged[:top]
+    return RunList(_with_units(connection, first, period), charged[len(first) :])
+
+
+def keys_of_owner(connection: Connection, owner: Mapping[str, str], keys: Sequence[str], now_ms: int) -> set[str]:
+    """Those of these runs that are charged to this owner alone."""
+    ever = Period(0, now_ms + DAY_MS)
+    ids = runs.ids_of(connection, keys)
+    with as_viewer(connection, owner):
+        own = _gpu_ns_by_key(runs.list_charged(connection, ever, owner, ids=ids))
+    whole = _gpu_ns_by_key(runs.list_charged(connection, ever, {}, ids=ids))
+    return {key for key, gpu_ns in own.items() if gpu_ns == whole[key]}
+
+
+def _gpu_ns_by_key(charged: Sequence[ChargedRun]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for run in charged:
+        sums[run.key] += run.gpu_ns
+    return sums
+
+
+def _with_units(connection: Connection, charged: Sequence[ChargedRun], period: Period) -> list[ListedRun]:
+    units = chief_unit_costs(connection, charged, period)
+    return [ListedRun(run, units.get((run.workload_id, run.currency))) for run in charged]
+
+
+def _unit_cost(item: ListedRun) -> Decimal:
+    return Decimal(0) if item.unit is None or item.unit.cost is None else item.unit.cost
