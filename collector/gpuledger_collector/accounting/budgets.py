@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
 
-from gpuledger_collector.accounting.money import group_digits, minor_digits
+from gpuledger_collector.accounting.money import MICRO, decimal_text, group_digits, minor_digits
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar, Period
-from gpuledger_collector.accounting.quantity import round_together
+from gpuledger_collector.accounting.quantity import round_half_even_div, round_together
 
 MONTH, QUARTER, RANGE = "month", "quarter", "range"
 PERIODS = (MONTH, QUARTER, RANGE)
@@ -86,7 +86,8 @@ class Budget:
 
     def number(self, micro: int, digits: int | None = None) -> str:
         """An amount without its unit: `40,000.00`; `digits` 0 for estimates."""
-        return group_digits(micro, self.digits if digits is None else digits)
+        places = self.digits if digits is None else digits
+        return group_digits(decimal_text(round_half_even_div(micro, MICRO // 10**places), places))
 
     def text(self, micro: int, digits: int | None = None) -> str:
         """An amount as people write it: `USD 40,000.00`, `5,000.00 GPU-hours`."""

@@ -8,7 +8,7 @@ one month: a period's own time, or the corrections of one closed month (docs/gui
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Self
@@ -35,24 +35,29 @@ class Money:
 
     micro: int
     currency: str
+    shown_minor: int | None = field(default=None, compare=False)
+    """Minor units of one that was rounded together with others, so that they add up as shown."""
 
     @classmethod
     def from_minor(cls, units: int, currency: str) -> Self:
         """An amount in whole minor units: 1234 of USD is 12.34."""
-        return cls(units * (MICRO // 10 ** minor_digits(currency)), currency)
+        return cls(units * (MICRO // 10 ** minor_digits(currency)), currency, units)
 
     @property
     def minor(self) -> int:
-        """Minor units, rounded half to even."""
-        return to_minor_units([self.micro], minor_digits(self.currency))[0]
+        """Minor units as they are shown: rounded half to even, or together with others."""
+        if self.shown_minor is not None:
+            return self.shown_minor
+        return round_half_even_div(self.micro, MICRO // 10 ** minor_digits(self.currency))
 
     def plain(self) -> str:
         """For files and programs: `-1234.50`."""
-        return decimal_text(self.minor, minor_digits(self.currency))
+        digits = MINOR_DIGITS.get(self.currency, 2)
+        return decimal_text(self.minor if self.shown_minor is None else self.shown_minor, digits)
 
     def grouped(self) -> str:
         """For people: `-1,234.50`."""
-        return group_digits(self.micro, minor_digits(self.currency))
+        return group_digits(self.plain())
 
     def signed(self) -> str:
         """A change: `+1,234.50`, `-1,234.50`; nothing has no sign."""
@@ -66,7 +71,7 @@ class Money:
 
     def estimate(self) -> str:
         """Without minor units, so that nobody takes it for a charge: `1,235`."""
-        return group_digits(self.micro, 0)
+        return group_digits(str(round_half_even_div(self.micro, MICRO)))
 
     def __str__(self) -> str:
         """In a sentence: `USD 1,234.50`."""
@@ -76,7 +81,7 @@ class Money:
 def round_amounts(micros: Sequence[int], currency: str) -> list[Money]:
     """Amounts in whole minor units that add up to the rounded total, each within one minor unit of its own."""
     units = to_minor_units(micros, minor_digits(currency))
-    return [Money.from_minor(unit, currency) for unit in units]
+    return [Money(micro, currency, unit) for micro, unit in zip(micros, units, strict=True)]
 
 
 def parse_amount(text: str) -> int:
@@ -91,11 +96,10 @@ def parse_amount(text: str) -> int:
     return int(micro)
 
 
-def group_digits(micro: int, digits: int) -> str:
-    """Millionths with thousands apart, rounded half to even: `40,000.00`; money and hours alike."""
-    (units,) = to_minor_units([micro], digits)
-    whole, point, decimals = decimal_text(abs(units), digits).partition(".")
-    return f"{'-' if units < 0 else ''}{int(whole):,}{point}{decimals}"
+def group_digits(text: str) -> str:
+    """A plain decimal with its thousands apart: `-40,000.00`."""
+    whole, point, decimals = text.removeprefix("-").partition(".")
+    return f"{'-' if text.startswith('-') else ''}{int(whole):,}{point}{decimals}"
 
 
 @lru_cache(maxsize=4096)
@@ -142,5 +146,5 @@ def decimal_text(units: int, digits: int = MICRO_DIGITS) -> str:
     """A decimal from its digits: 1234 with two places is `12.34`; without a number of them, from millionths."""
     if digits == 0:
         return str(units)
-    sign, magnitude = ("-", -units) if units < 0 else ("", units)
-    return f"{sign}{magnitude // 10**digits}.{magnitude % 10**digits:0{digits}d}"
+    whole, part = divmod(abs(units), 10**digits)
+    return f"{'-' if units < 0 else ''}{whole}.{part:0{digits}d}"

@@ -34,6 +34,7 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, focus_split, parquet
 from gpuledger_collector.export.cells import rows_as
 from gpuledger_collector.export.chargeback import (
+    NUMBERED,
     as_json,
     cash_line,
     csv_rows,
@@ -65,7 +66,6 @@ from gpuledger_collector.storage.locks import Connection
 
 app = new_app()
 SHARE = "share"
-TEXTS = {"currency", "billed", "correction_of", "cost_center", "gl_code", "exchange"}
 ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
 
 
@@ -277,7 +277,7 @@ def _table_row(row: ReportRow, bill: Report) -> dict[str, str]:
 
 
 def _measure_column(name: str) -> Column:
-    return Column(name, name, is_number=name not in TEXTS, is_optional=name not in ALWAYS_SHOWN)
+    return Column(name, name, is_number=name in NUMBERED, is_optional=name not in ALWAYS_SHOWN)
 
 
 def _require_fitting(form: ChargebackFormat, currency: str, output: Path | None, view: View) -> None:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from gpuledger_collector.accounting.chargeback import ReportRow
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_common.escapes import escape_lines, escape_text
@@ -20,24 +19,10 @@ def names(text: str, separator: str | None = None) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(separator))
 
 
-MEASURE_COLUMNS = ("gpu_hours", "gpu_hours_held_idle", "cost", "cost_held_idle", "currency")
-ALLOCATION_COLUMNS = names(
-    """
-    cost_shared cost_total energy_kwh co2e_grams cost_list cost_contracted cost_compared cost_effective cost_waste
-    billed correction_of cost_adjustments cost_center gl_code
-    """
-)
-"""What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
-cost at list rates, at the price book's, the part of `cost` for which those two are known, and the cost as it is: with
-commitments amortized, the same as `cost`; the part of it that is waste (accounting.waste); whether an owner pays the
-row (yes, no); the closed month that a row corrects, empty for the period's own time; how much of the direct cost is
-adjustments; and the cost center and GL code of the owner."""
 NOTICE = "notice"
 """What changes how the numbers are read, in sentences; empty where there is nothing to say."""
 EXCHANGE = "exchange"
 """A column of another currency's view only."""
-PART_COLUMNS = ("cost_nodes", "cost_cash")
-"""The last columns: how much of the direct cost is node costs; and, in the cash view, what is paid."""
 
 
 def minor_amount(micro: int | None, currency: str | None) -> str:
@@ -88,48 +73,3 @@ def csv_of(
     yield columns
     for row in rows:
         yield [row[name] if name in numbers else neutral(str(row[name])) for name in columns]
-
-
-def measure_cells(row: ReportRow) -> list[str]:
-    """The amounts of a row as text, in the order of MEASURE_COLUMNS; what is not known is empty."""
-    return [
-        f"{row.gpu_hours:.6f}",
-        "" if row.gpu_hours_held_idle is None else f"{row.gpu_hours_held_idle:.6f}",
-        _money(row, row.cost_minor),
-        _money(row, row.cost_held_idle_minor),
-        row.currency or "",
-    ]
-
-
-def allocation_cells(row: ReportRow) -> list[str]:
-    """A row's shares, carbon and comparisons as text, in the order of ALLOCATION_COLUMNS; unknown is empty."""
-    return [
-        _money(row, row.shared_minor),
-        _money(row, row.total_minor),
-        "" if row.energy_kwh is None else f"{row.energy_kwh:.6f}",
-        "" if row.co2e_grams is None else f"{row.co2e_grams:.3f}",
-        _money(row, row.list_minor),
-        _money(row, row.contracted_minor),
-        _money(row, row.compared_minor),
-        _money(row, row.effective_minor),
-        _money(row, row.waste_minor),
-        {True: "yes", False: "no", None: ""}[row.is_billed],
-        row.correction_of,
-        _money(row, row.adjusted_minor),
-        neutral(row.cost_center),
-        neutral(row.gl_code),
-    ]
-
-
-def part_cells(row: ReportRow, *, is_cash: bool) -> list[str]:
-    """Parts of a row's cost as text, in the order of PART_COLUMNS; unknown is empty."""
-    return [_money(row, row.node_minor), _money(row, row.cost_minor) if is_cash else ""]
-
-
-def _money(row: ReportRow, units: int | None) -> str:
-    return "" if units is None or row.currency is None else Money.from_minor(units, row.currency).plain()
-
-
-def header(by: Sequence[str]) -> list[str]:
-    """The columns of a chargeback."""
-    return [*by, *MEASURE_COLUMNS]

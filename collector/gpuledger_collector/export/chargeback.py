@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from operator import attrgetter
 
 from gpuledger_collector.accounting.cash import CASH, PURCHASE
 from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut, sum_known, unbilled
@@ -13,35 +14,111 @@ from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_
 from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.shared_costs import AMOUNT, COST, SharedCost
 from gpuledger_collector.accounting.waste import WholeWaste
-from gpuledger_collector.export.cells import (
-    ALLOCATION_COLUMNS,
-    EXCHANGE,
-    MEASURE_COLUMNS,
-    NOTICE,
-    PART_COLUMNS,
-    allocation_cells,
-    header,
-    measure_cells,
-    neutral,
-    part_cells,
-)
+from gpuledger_collector.export.cells import EXCHANGE, NOTICE, neutral
 from gpuledger_collector.export.pieces import json_pieces
+from gpuledger_collector.export.report import Column, Kind, cells_of
+
+
+def _printed(units: str, micro: str) -> Callable[[ReportRow], Money | None]:
+    """An amount of a row in the minor units that are printed, which add up, with the exact amount behind it."""
+    read = attrgetter(units, micro, "currency")
+
+    def value(row: ReportRow) -> Money | None:
+        minor, exact, currency = read(row)
+        return None if minor is None or currency is None else Money(exact or 0, currency, minor)
+
+    return value
+
+
+def _total(row: ReportRow) -> Money | None:
+    minor = row.total_minor
+    if minor is None or row.currency is None:
+        return None
+    return Money((row.cost_micro or 0) + (row.shared_micro or 0), row.currency, minor)
+
+
+def _places(name: str, places: int) -> Callable[[ReportRow], str | None]:
+    """A quantity of a row with its decimals."""
+
+    def value(row: ReportRow) -> str | None:
+        quantity = getattr(row, name)
+        return None if quantity is None else f"{quantity:.{places}f}"
+
+    return value
+
+
+MEASURES: tuple[Column[ReportRow], ...] = (
+    Column("gpu_hours", _places("gpu_hours", 6), Kind.DECIMAL),
+    Column("gpu_hours_held_idle", _places("gpu_hours_held_idle", 6), Kind.DECIMAL, is_optional=True),
+    Column("cost", _printed("cost_minor", "cost_micro"), Kind.MONEY),
+    Column("cost_held_idle", _printed("cost_held_idle_minor", "idle_cost_micro"), Kind.MONEY, is_optional=True),
+    Column("currency", lambda row: row.currency),
+)
+ALLOCATIONS: tuple[Column[ReportRow], ...] = (
+    Column("cost_shared", _printed("shared_minor", "shared_micro"), Kind.MONEY, about="Share of common costs."),
+    Column("cost_total", _total, Kind.MONEY, about="Direct cost and share of common costs."),
+    Column("energy_kwh", _places("energy_kwh", 6), Kind.DECIMAL),
+    Column("co2e_grams", _places("co2e_grams", 3), Kind.DECIMAL),
+    Column("cost_list", _printed("list_minor", "list_micro"), Kind.MONEY, about="The compared cost at list rates."),
+    Column(
+        "cost_contracted",
+        _printed("contracted_minor", "contracted_micro"),
+        Kind.MONEY,
+        about="The compared cost at the rates of the price book.",
+    ),
+    Column(
+        "cost_compared",
+        _printed("compared_minor", "compared_micro"),
+        Kind.MONEY,
+        about="The part of the cost of which both are known.",
+    ),
+    Column(
+        "cost_effective",
+        _printed("effective_minor", "effective_micro"),
+        Kind.MONEY,
+        about="The cost as it is borne: with commitments amortized, the same as the cost.",
+    ),
+    Column("cost_waste", _printed("waste_minor", "waste_micro"), Kind.MONEY, about="The part that is waste."),
+    Column("billed", lambda row: {True: "yes", False: "no", None: None}[row.is_billed], about="If an owner pays it."),
+    Column("correction_of", lambda row: row.correction_of, about="The closed month that it corrects."),
+    Column(
+        "cost_adjustments",
+        _printed("adjusted_minor", "adjusted_micro"),
+        Kind.MONEY,
+        about="How much of the direct cost is adjustments.",
+    ),
+    Column("cost_center", lambda row: row.cost_center),
+    Column("gl_code", lambda row: row.gl_code),
+)
+RATE: Column[ReportRow] = Column(EXCHANGE, lambda row: row.exchange, about="Of the view in another currency alone.")
+NODES: Column[ReportRow] = Column(
+    "cost_nodes", _printed("node_minor", "node_micro"), Kind.MONEY, about="How much of the direct cost is node costs."
+)
+PAID: Column[ReportRow] = Column(
+    "cost_cash", _printed("cost_minor", "cost_micro"), Kind.MONEY, about="What is paid, in the cash view alone."
+)
+NOT_PAID: Column[ReportRow] = Column("cost_cash", lambda _: None, Kind.MONEY)
+COLUMNS = (*MEASURES, *ALLOCATIONS, RATE, NODES, NOT_PAID)
+"""All amounts of a row, as a terminal may show them: of the cash view, the line below the table says what is paid."""
+NUMBERED = {column.name for column in COLUMNS if column.is_number}
+
+
+def _last(view: str) -> tuple[Column[ReportRow], ...]:
+    return NODES, PAID if view == CASH else NOT_PAID
 
 
 def csv_rows(report: Report, notices: Sequence[str] = ()) -> Iterator[list[object]]:
-    """Rows as CSV: the `by` columns, MEASURE_COLUMNS, ALLOCATION_COLUMNS and NOTICE, then PART_COLUMNS; no total.
+    """Rows as CSV: the `by` columns, MEASURES, ALLOCATIONS and NOTICE, then node costs and what is paid; no total.
 
     In another currency's view the rate of each row comes before the last columns. Notices are about the whole report,
     and stand in every row: whoever keeps a part of the rows keeps them.
     """
-    rate_column = [EXCHANGE] if report.exchanged else []
-    yield [*header(report.by), *ALLOCATION_COLUMNS, NOTICE, *rate_column, *PART_COLUMNS]
+    first, last = (*MEASURES, *ALLOCATIONS), (*([RATE] if report.exchanged else []), *_last(report.view))
+    yield [*report.by, *(column.name for column in first), NOTICE, *(column.name for column in last)]
     notice = neutral("; ".join(notices))
+    first_cells, last_cells = cells_of(first), cells_of(last)
     for row in report.rows:
-        rate = [row.exchange] if report.exchanged else []
-        cells = (*measure_cells(row), *allocation_cells(row))
-        parts = part_cells(row, is_cash=report.view == CASH)
-        yield [*(neutral(key) for key in row.keys), *cells, notice, *rate, *parts]
+        yield [*map(neutral, row.keys), *first_cells(row), notice, *last_cells(row)]
 
 
 def stranded_text(total: ReportRow) -> str:
@@ -68,11 +145,9 @@ def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequenc
 
 
 def _object(row: ReportRow, by: Sequence[str], view: str) -> dict[str, object]:
-    names, texts = (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS), (*measure_cells(row), *allocation_cells(row))
-    amounts = zip(names, (text or None for text in texts), strict=True)
     return {
         **dict(zip(by, row.keys, strict=False)),
-        **dict(amounts),
+        **{column.name: column.text(row) or None for column in (*MEASURES, *ALLOCATIONS)},
         "gpu_ns": row.gpu_ns,
         "held_idle_gpu_ns": row.idle_ns,
         "cost_micro": row.cost_micro,
@@ -87,7 +162,7 @@ def _object(row: ReportRow, by: Sequence[str], view: str) -> dict[str, object]:
         "effective_cost_micro": row.effective_micro,
         "adjusted_cost_micro": row.adjusted_micro,
         **({EXCHANGE: row.exchange} if row.exchange else {}),
-        **dict(zip(PART_COLUMNS, (text or None for text in part_cells(row, is_cash=view == CASH)), strict=True)),
+        **{column.name: column.text(row) or None for column in _last(view)},
         "node_cost_micro": row.node_micro,
     }
 
@@ -178,9 +253,9 @@ def source_text(cost: SharedCost) -> str:
 
 
 def table_columns(report: Report) -> list[str]:
-    """The amounts that a terminal shows: of ALLOCATION_COLUMNS those that say something; a total with shares."""
-    names = (*ALLOCATION_COLUMNS, *PART_COLUMNS)
-    filled = {name for row in report.rows for name, text in texts(row).items() if text and name in names}
+    """The amounts that a terminal shows: beside the measures those that say something; a total with shares."""
+    more = (*ALLOCATIONS, NODES)
+    filled = {column.name for row in report.rows for column in more if column.text(row)}
     # The line below the table says the waste, and where it is.
     filled -= {
         *(() if report.view == CASH else ("cost_effective",)),
@@ -196,13 +271,10 @@ def table_columns(report: Report) -> list[str]:
         filled.discard("cost_compared")
     if all(row.is_billed is not False for row in report.rows):
         filled.discard("billed")
-    allocations = (name for name in ALLOCATION_COLUMNS if name in filled)
-    parts = (name for name in PART_COLUMNS if name in filled)
-    return [*MEASURE_COLUMNS, *allocations, *([EXCHANGE] if report.exchanged else []), *parts]
+    names = {*(column.name for column in MEASURES), *filled, *([EXCHANGE] if report.exchanged else [])}
+    return [column.name for column in COLUMNS if column.name in names]
 
 
 def texts(row: ReportRow) -> dict[str, str]:
     """Every amount of a row as text, by its column."""
-    names = (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS, EXCHANGE, *PART_COLUMNS)
-    cells = (*measure_cells(row), *allocation_cells(row), row.exchange, *part_cells(row, is_cash=False))
-    return dict(zip(names, cells, strict=True))
+    return {column.name: column.text(row) for column in COLUMNS}

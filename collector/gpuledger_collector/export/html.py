@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.export.site import address, job_path, owner_filter, pool_path, statement_path
@@ -57,7 +57,7 @@ def environment() -> Environment:
         "capitalized": capitalized,
         "minute": minute,
         "unit_price": unit_price,
-        "grouped": grouped,
+        "grouped": group_digits,
         "percent": percent,
     }
     templates.globals |= {
@@ -96,13 +96,6 @@ def policy() -> str:
 def render(template: str, **facts: Any) -> str:
     """A page; in a file by itself there is no `site`, for its links would lead nowhere."""
     return environment().get_template(template).render({"site": None, "policy": policy(), **facts})
-
-
-def grouped(text: str) -> str:
-    """A plain number with its thousands apart."""
-    sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
-    whole, point, part = digits.partition(".")
-    return f"{sign}{int(whole):,}{point}{part}"
 
 
 def minor(units: int | None, currency: str) -> str:

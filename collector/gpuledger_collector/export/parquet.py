@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpuledger_collector.export.cells import EXCHANGE, NOTICE
+from gpuledger_collector.export.chargeback import NUMBERED
 from gpuledger_collector.export.focus_check import INSTANTS, NUMBERS
 from gpuledger_collector.extras import install_command
 
@@ -61,12 +61,7 @@ def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
 
 def chargeback_kinds(columns: Sequence[str], by: Sequence[str]) -> dict[str, Kind]:
     """What each column of a chargeback's CSV holds: amounts of six places at most, and texts."""
-    return {
-        name: "text"
-        if name in {*by, "currency", "billed", "correction_of", "cost_center", "gl_code", NOTICE, EXCHANGE}
-        else "decimal(38, 6)"
-        for name in columns
-    }
+    return {name: "decimal(38, 6)" if name in NUMBERED and name not in by else "text" for name in columns}
 
 
 def write(rows: Iterable[Mapping[str, str]], path: Path, kinds: Mapping[str, Kind]) -> int:

@@ -6,7 +6,7 @@ order from the service that answers the question, and the kind of a column decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -40,6 +40,18 @@ class Kind(Enum):
 NUMBERS = frozenset((Kind.COUNT, Kind.DECIMAL, Kind.MONEY))
 
 
+TEXTS: Mapping[Kind, Callable[[Any], str]] = {
+    Kind.TEXT: str,
+    Kind.COUNT: str,
+    Kind.DECIMAL: str,
+    Kind.MONEY: Money.plain,
+    Kind.INSTANT: lambda at_ms: format_instant(at_ms - at_ms % 1000),
+    Kind.LIST: lambda texts: "; ".join(map(str, texts)),
+    Kind.FACTS: str,
+}
+"""The form for people and spreadsheets; a file has a million cells, so each is one look-up and one call."""
+
+
 @dataclass(frozen=True)
 class Column(Generic[Item]):
     """A column of a report: its name everywhere, its value of an item, and where it is shown."""
@@ -58,7 +70,7 @@ class Column(Generic[Item]):
     in_answers: bool = True
     """Whether assistants are told, for whom every word costs."""
 
-    @property
+    @cached_property
     def is_number(self) -> bool:
         """Numbers align right; a spreadsheet may take them as they are."""
         return self.kind in NUMBERS
@@ -66,16 +78,12 @@ class Column(Generic[Item]):
     def text(self, item: Item) -> str:
         """The value for people and spreadsheets; empty where it is unknown."""
         value = self.value(item)
-        if value is None:
-            return ""
-        if self.kind is Kind.MONEY:
-            amount: Money = value
-            return amount.plain()
-        if self.kind is Kind.INSTANT:
-            return format_instant(value - value % 1000)
-        if self.kind is Kind.LIST:
-            return "; ".join(map(str, value))
-        return str(value)
+        return "" if value is None else self.form(value)
+
+    @cached_property
+    def form(self) -> Callable[[Any], str]:
+        """How a known value is written for people and spreadsheets."""
+        return TEXTS[self.kind]
 
     def exact(self, item: Item) -> Any:
         """The value for programs: micro-units, integers, lists and instants; null where it is unknown."""
@@ -95,6 +103,24 @@ class Column(Generic[Item]):
         return f"{self.name}_micro" if self.kind is Kind.MONEY else self.name
 
 
+def cells_of(columns: Sequence[Column[Item]]) -> Callable[[Item], list[str]]:
+    """What writes an item's cells of a file; texts are made harmless for spreadsheets, unknown ones are empty.
+
+    A number may be negative; an apostrophe before its sign would make it a text.
+    """
+    forms = [(column.value, column.form, column.is_number) for column in columns]
+
+    def cells(item: Item) -> list[str]:
+        row = []
+        for value_of, form, is_number in forms:
+            value = value_of(item)
+            text = "" if value is None else form(value)
+            row.append(text if is_number or not text else neutral(text))
+        return row
+
+    return cells
+
+
 @dataclass(frozen=True)
 class Report(Generic[Item]):
     """A list that people and programs read: its name and its columns, in their order."""
@@ -110,9 +136,7 @@ class Report(Generic[Item]):
     def csv_rows(self, items: Iterable[Item]) -> Iterator[list[str]]:
         """The heading and a row for each item; texts are made harmless for spreadsheets."""
         yield [column.name for column in self.csv_columns]
-        for item in items:
-            # A number may be negative; an apostrophe before its sign would make it a text.
-            yield [column.text(item) if column.is_number else neutral(column.text(item)) for column in self.csv_columns]
+        yield from map(cells_of(self.csv_columns), items)
 
     def texts(self, item: Item) -> dict[str, Any]:
         """An item as it is printed, by column."""

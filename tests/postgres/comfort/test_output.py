@@ -18,13 +18,17 @@ from gpuledger_collector.cli.common import Refusal, duration_ms, time_range
 from gpuledger_collector.cli.options import Format
 from gpuledger_collector.cli.output import Column, columns_of, csv_text, number, table_text
 from gpuledger_collector.cli.remediation import bad, note, ok
-from gpuledger_collector.export.cells import ALLOCATION_COLUMNS, MEASURE_COLUMNS
+from gpuledger_collector.export.chargeback import ALLOCATIONS, MEASURES
 from gpuledger_collector.export.findings import ANOMALIES, IDLE
 
 TABLES = {
     "anomalies": columns_of(ANOMALIES),
     "budgets": budgets.TABLE,
-    "chargeback": (Column("team"), Column("project"), *map(_measure_column, (*MEASURE_COLUMNS, *ALLOCATION_COLUMNS))),
+    "chargeback": (
+        Column("team"),
+        Column("project"),
+        *(_measure_column(column.name) for column in (*MEASURES, *ALLOCATIONS)),
+    ),
     "forecast": forecast.TABLE,
     "idle": columns_of(IDLE),
     "recommend": recommend.COLUMNS,

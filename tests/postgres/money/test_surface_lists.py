@@ -8,7 +8,7 @@ import inspect
 
 from fakes.surfaces import cited_nowhere
 from gpuledger_collector.api import admission as routes
-from gpuledger_collector.export import cells, fair_share, focus, runs
+from gpuledger_collector.export import cells, chargeback, fair_share, focus, runs
 from gpuledger_collector.mcp import admission as assistants
 from gpuledger_collector.notifications import budget_mail, digest_mail, finding_mail
 from gpuledger_collector.storage.notifications.messages import Content
@@ -103,7 +103,7 @@ def test_every_mail_is_compared():
 
 def test_every_column_of_the_chargeback_is_compared():
     """In table, CSV, JSON and Parquet the columns are these."""
-    columns = {*cells.MEASURE_COLUMNS, *cells.ALLOCATION_COLUMNS, *cells.PART_COLUMNS, cells.NOTICE, cells.EXCHANGE}
+    columns = {*(column.name for column in chargeback.COLUMNS), cells.NOTICE}
     assert columns <= COMPARED | set(COLUMNS_ELSEWHERE) | NAMES, columns - COMPARED - set(COLUMNS_ELSEWHERE) - NAMES
     assert set(COLUMNS_ELSEWHERE) | NAMES <= columns, (set(COLUMNS_ELSEWHERE) | NAMES) - columns
 
