@@ -40,18 +40,18 @@ def october(rated, monkeypatch):
 
 @pytest.fixture
 def said(ledger, dsn, overview):
-    """What the overview, a statement and an answer say of October, which must be the same."""
+    """What a statement and an answer say of October, which must be the same, and the overview in few words."""
 
     def read():
         page = Page(overview(period="2025-10")).text
         with ledger.transaction(read_only=True) as connection:
             statement = Page(as_html(read_statement(connection, "team", "vision", "2025-10", NOW_MS))).text
+            _, known = month_proofs.checks_and_proof(connection, month("2025-10"), zones.calendar(connection))
         proof = assistant.over(dsn, NOW_MS).ask("get_cost", period="2025-10").content["proof"]
-        for text in (page, statement):
-            assert f"That no GPU-second is lost or counted twice: {proof['text']}" in text.replace(
-                "GPU-second was", "GPU-second is"
-            )
-        return proof
+        assert f"That no GPU-second was lost or counted twice: {proof['text']}." in statement
+        assert f"No GPU-second is lost or counted twice: {known.short}" in page
+        assert "The proof, day by day" in page
+        return proof | {"short": known.short}
 
     return read
 
@@ -67,10 +67,11 @@ def test_each_says_what_the_proof_said_and_when(october, ledger, run, said):
     proof = said()
     assert (proof["standing"], proof["state"], proof["days_holding"]) == ("waiting", "open", None)
     assert proof["text"] == "waiting: the proof has not been asked yet"
+    assert proof["short"] == "not proven yet"
     assert prove_months(ledger, NOW_MS) == 2  # September and October
     proof = said()
     assert (proof["standing"], proof["state"], proof["days_holding"]) == ("holds", "open", 31)
-    assert proof["text"] == ASKED
+    assert (proof["text"], proof["short"]) == (ASKED, "proven at 2025-11-20T12:00:00Z")
     assert prove_months(ledger, NOW_MS + 1) == 0
     past_triggers(october, TAMPER)
     assert said()["text"] == ASKED  # true of what it was asked of
@@ -78,6 +79,7 @@ def test_each_says_what_the_proof_said_and_when(october, ledger, run, said):
     proof = said()
     assert (proof["standing"], proof["state"], proof["days_holding"]) == ("broken", "broken", 30)
     assert proof["text"] == "the proof did NOT hold on 2025-10-01 when it was asked at 2025-11-20T12:00:00Z"
+    assert proof["short"] == "NOT proven on 2025-10-01"
 
 
 def test_the_job_finds_a_change_that_no_rating_made(october, ledger, said):
@@ -95,11 +97,34 @@ def test_late_evidence_waits_for_its_proof(october, ledger, run, said):
     october.evidence([Held(1, 4, 10 * DAY, 10 * DAY + HOUR)])
     waiting = f"{ASKED}; what was told since is waiting for its proof"
     assert (said()["standing"], said()["text"]) == ("waiting", waiting)
+    assert said()["short"] == "proven at 2025-11-20T12:00:00Z, not for what came since"
     assert run("chargeback", *OCTOBER)[0] == 0
     assert october.rows("SELECT count(*) FROM day_recompute") == [(0,)]
     assert (said()["standing"], said()["text"]) == ("waiting", waiting)
     assert prove_months(ledger, NOW_MS + 5000) == 1
     assert said()["text"] == ASKED.replace("12:00:00", "12:00:05")
+
+
+def test_the_overview_names_one_wrong_day_and_counts_the_others(october, ledger, overview):
+    """Its sentence stays short, however many days are wrong; the page that it leads to names each."""
+    day = "ctid = (SELECT min(ctid) FROM ledger_day WHERE state = 'held' AND cost_micro > 0 AND day_ms = {})"
+    for number in (0, 1, 2):
+        where = day.format(OCTOBER_MS + number * 86_400_000)
+        past_triggers(october, f"UPDATE ledger_day SET cost_micro = cost_micro + 1 WHERE {where}")
+    prove_months(ledger, NOW_MS)
+    text = Page(overview(period="2025-10")).text
+    assert "No GPU-second is lost or counted twice: NOT proven on 2025-10-01 and 2 more" in text
+
+
+def test_the_overview_of_imported_usage_says_what_is_not_proven(fleet, run, written, ledger, overview, monkeypatch):
+    """Its hours are those of the rows; that the GPUs were held nobody knows. In one sentence."""
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    row = "1,2025-10-02T00:00:00Z,2025-10-02T01:00:00Z,2"
+    assert run("import", "usage", written("usage.csv", f"workload_id,start,end,gpus\n{row}\n"))[0] == 0
+    assert run("chargeback", *OCTOBER)[0] == 0
+    prove_months(ledger, NOW_MS)
+    proof = "No imported hour is lost or counted twice: proven at 2025-11-20T12:00:00Z; that the GPUs were held is not"
+    assert f"{proof} proven. The proof, day by day" in Page(overview(period="2025-10")).text
 
 
 def test_a_recorded_flag_is_not_the_proof(october, ledger, said):

@@ -68,7 +68,7 @@ class PeriodProof:
 
     @property
     def sentence(self) -> str:
-        """It in words, with the instant: the one wording of pages, statements and assistants."""
+        """It in words, with the instant: the one wording of statements and assistants."""
         if self.broken:
             asked_ms = max(month.asked_ms for month in self.broken)
             days = f" on {', '.join(self.wrong_days)}" if self.wrong_days else ""
@@ -77,6 +77,18 @@ class PeriodProof:
             return "waiting: the proof has not been asked yet"
         proven = f"proven at {_instant(self.asked_ms)} for all that was told until then"
         return proven if self.standing is Standing.holds else f"{proven}; what was told since is waiting for its proof"
+
+    @property
+    def short(self) -> str:
+        """It in few words, for a page that links to the proof itself."""
+        if self.broken:
+            first, more = self.wrong_days[:1], len(self.wrong_days) - 1
+            on = f" on {first[0]}" if first else ""
+            return f"NOT proven{on}" + (f" and {more} more" if more > 0 else "")
+        if self.asked_ms is None:
+            return "not proven yet"
+        proven = f"proven at {_instant(self.asked_ms)}"
+        return proven if self.standing is Standing.holds else f"{proven}, not for what came since"
 
 
 def _instant(at_ms: int) -> str:

@@ -183,6 +183,7 @@ def trust(checks: Sequence[ConservationCheck], proof: PeriodProof, *, is_closed:
         "is_rated": bool(checks),
         "is_broken": proof.standing is Standing.broken,
         "standing": CLOSED_PROOF if is_closed and not proof.broken else proof.sentence,
+        "short": proof.short,
         "is_imported": any(check.imported_ns for check in checks),
         "coverage": None if not capacity else f"{int(10_000 * (capacity - unobserved) / capacity) / 100:.2f}",
         "unobserved_ns": unobserved,
